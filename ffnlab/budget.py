@@ -24,8 +24,8 @@ Count = Callable[[BlockFactory, int, int], int]  # (factory, d_model, d_ff) -> c
 class Budget:
     """What one FFN layer costs beside the reference.
 
-    ``params`` and ``flops`` (forward, one token, a multiply-add counts two) are counted at ``d_ff``; ``mismatch`` is the
-    signed relative difference of the budgeted quantity from the reference's (of the parameters when ``kind`` is ``none``).
+    ``params`` and ``flops`` (forward, one token, a multiply-add counts two) are counted at ``d_ff``; ``mismatch`` is
+    the signed relative difference of the budgeted quantity from the reference's (of the parameters for ``none``).
     """
 
     kind: BudgetKind
