@@ -8,7 +8,7 @@ from ffnlab.model.config import ModelConfig
 
 
 class Rope(nn.Module):
-    """Rotary positions (Su et al. 2021, arXiv 2104.09864, eq. 34), pairing element i with i + H/2 as LLaMA does."""
+    """Rotary positions (Su et al. 2021, arXiv 2104.09864, eq. 34), pairing i with i + H/2 as LLaMA does."""
 
     cos_TH: Tensor
     sin_TH: Tensor
