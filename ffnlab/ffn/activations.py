@@ -18,20 +18,18 @@ class Swish(nn.Module):
     parameter, shared by all neurons of the layer.
     """
 
-    beta: Tensor
+    beta: Tensor | float
 
     def __init__(self, beta: float = 1.0, learn_beta: bool = False) -> None:
         super().__init__()
-        value = torch.tensor(float(beta))
-        if learn_beta:
-            self.beta = nn.Parameter(value)
-        else:
-            # A buffer would enter the state dict; a fixed beta is configuration, not state.
-            self.register_buffer("beta", value, persistent=False)
+        # A fixed beta is configuration, not state. As a plain number it survives a build on the meta device, which a
+        # tensor outside the state dict does not: nothing could fill it again.
+        self.beta = nn.Parameter(torch.tensor(float(beta))) if learn_beta else float(beta)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply to every element; the shape is kept."""
-        return x * torch.sigmoid(self.beta.to(x.dtype) * x)
+        beta = self.beta.to(x.dtype) if isinstance(self.beta, Tensor) else self.beta
+        return x * torch.sigmoid(beta * x)
 
     def extra_repr(self) -> str:
         """Show beta's kind in ``print(model)``."""

@@ -1,0 +1,65 @@
+"""Is this block right? A checklist with measured figures, in seconds, on a CPU.
+
+    python scripts/check_ffn.py ffn=swiglu
+    python scripts/check_ffn.py --config-dir my/conf ffn=mine ffn.bias=true
+    python scripts/check_ffn.py ffn=gelu --json
+
+Exit status 0: every item passes; 1: at least one fails, or the block cannot be loaded.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from ffnlab.errors import UserError
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line; what is no option is an override, as for ``train.py``."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="+", metavar="ffn=NAME", help="the block and its options")
+    parser.add_argument("--config-dir", type=Path, help="a folder of your own YAML groups, with ffn/NAME.yaml in it")
+    parser.add_argument("--json", action="store_true", help="print the checklist as JSON")
+    parser.add_argument("--d-model", type=int, default=24, help="width to build the block at (default 24)")
+    parser.add_argument("--d-ff", type=int, default=64, help="neurons to build it with (default 64)")
+    parser.add_argument(
+        "--backend",
+        default="aot_eager",
+        choices=("aot_eager", "inductor"),
+        help="for torch.compile; inductor generates code: slower, needs a C++ compiler (default aot_eager)",
+    )
+    args = parser.parse_intermixed_args(argv)
+    if args.d_model < 1 or args.d_ff < 1:
+        parser.error("--d-model and --d-ff must be positive")
+    if not any(override.startswith("ffn=") for override in args.overrides):
+        parser.error("say which block: ffn=NAME")
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Check one block and print what was found."""
+    args = parse(argv)
+    try:
+        from ffnlab.config import compose
+        from ffnlab.contract import check
+        from ffnlab.ffn import locate
+
+        cfg = compose(args.overrides, args.config_dir)
+        report = check(
+            locate(cfg.ffn.target),
+            cfg.ffn.options,
+            name=cfg.ffn.name,
+            d_model=args.d_model,
+            d_ff=args.d_ff,
+            compile_backend=args.backend,
+        )
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(report.json() if args.json else report.text())
+    return 0 if report.passed else 1
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path.cwd()))
+    sys.exit(main())
