@@ -107,7 +107,9 @@ def formula(subject: Subject) -> Finding:
     if not isinstance(block, DenseFFN | GatedFFN):
         return Finding(None, "a block of yours: only you know its formula")
     default = "silu" if isinstance(block, GatedFFN) else "relu"
-    name, beta = str(subject.options.get("activation", default)), float(subject.options.get("beta", 1.0))
+    name = str(subject.options.get("activation", default))
+    learned = dict(block.named_parameters()).get("act.beta")
+    beta = float(subject.options.get("beta", 1.0)) if learned is None else learned.item()
     if name not in FORMULAS:
         return Finding(None, f"no formula on record for activation '{name}'")
     weights = dict(block.named_parameters())
