@@ -7,7 +7,7 @@ Nothing here looks at a model, so every logged figure can be recomputed from the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -73,18 +73,6 @@ def layer_figures(columns: Columns) -> dict[str, float]:
     return figures
 
 
-def layer_changes(before: Columns, after: Columns) -> dict[str, float]:
-    """Shares of a layer's neurons that came alive or died (`dead/rel`) between two censuses.
-
-    Both must have counted the same N: raises `ValueError` otherwise.
-    """
-    if before["n"][0] != after["n"][0]:
-        raise ValueError("censuses of different N are never compared")
-    was = relatively_dead(before["max_abs"], before["mean_square"])
-    now = relatively_dead(after["max_abs"], after["mean_square"])
-    return {"dead/revived": _share(was & ~now), "dead/newly_dead": _share(now & ~was)}
-
-
 def with_mean(layers: Iterable[dict[str, float]]) -> dict[str, float]:
     """Join layers: `dead/rel_L0`, ... and the mean `dead/rel` over the layers that have the figure."""
     named: dict[str, float] = {}
@@ -109,10 +97,13 @@ def figures(table: Columns) -> dict[str, float]:
     return with_mean(layer_figures(layer) for layer in layers) | {"census/n": float(table["n"][0])}
 
 
-def changes(before: Columns, after: Columns) -> dict[str, float]:
-    """`dead/revived` and `dead/newly_dead` between two censuses of the same N."""
-    pairs = zip(split_layers(before), split_layers(after), strict=True)
-    return with_mean(layer_changes(old, new) for old, new in pairs)
+def changes(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> dict[str, float]:
+    """Shares of neurons that came alive (`dead/revived`) or died (`dead/newly_dead`) between two censuses.
+
+    Both are the `relatively_dead` neurons per layer, counted on the same N tokens.
+    """
+    pairs = zip(before, after, strict=True)
+    return with_mean({"dead/revived": _share(was & ~now), "dead/newly_dead": _share(now & ~was)} for was, now in pairs)
 
 
 def _share(mask: np.ndarray) -> float:

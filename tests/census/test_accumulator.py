@@ -1,5 +1,6 @@
 """The pure accumulator against the definitions, written out over the whole hidden matrix at once."""
 
+import itertools
 import math
 
 import pytest
@@ -63,7 +64,7 @@ def test_figures_are_the_definitions(kind: str) -> None:
 def test_the_split_into_batches_does_not_matter(cuts: list[int], kind: str) -> None:
     hidden, pre = hidden_like(kind)
     edges = [0, *sorted(cuts), 1000]
-    split = [end - start for start, end in zip(edges[:-1], edges[1:], strict=True)]
+    split = [end - start for start, end in itertools.pairwise(edges)]
     assert count(hidden, pre, split).result(exact_zero=True) == count(hidden, pre).result(exact_zero=True)
 
 
