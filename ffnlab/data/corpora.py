@@ -4,14 +4,17 @@ import codecs
 import glob
 import hashlib
 import importlib.metadata
+import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from ffnlab.data.config import HubData, ShakespeareData, TextCorpus, TextData
-from ffnlab.data.hub import read_hub
+from ffnlab.data.hub import first_line, hub_documents, open_hub
 from ffnlab.data.splits import Document, Documents, split_documents
 from ffnlab.errors import UserError
 
@@ -85,8 +88,13 @@ def _own_files(cfg: TextData) -> Corpus:
     names = ", ".join(str(path) for path in paths[:3]) + (" ..." if len(paths) > 3 else "")
 
     def documents() -> Iterator[Document]:
-        for path in paths:
-            yield from _read_file(path, cfg.text_column)
+        # a thousand text files are one data set; a file of rows is one of its own, so that errors can name it
+        for is_rows, group in groupby(paths, key=lambda path: path.suffix.lower() in _ROW_FORMATS):
+            if is_rows:
+                for path in group:
+                    yield from _read_rows(path, cfg.text_column)
+            else:
+                yield from _read_texts(list(group))
 
     return Corpus(names, f"files {contents} {cfg.text_column}", documents)
 
@@ -100,9 +108,10 @@ def _find(patterns: list[str]) -> list[Path]:
             matches = [path]
         elif path.is_dir():
             raise UserError(f"data.paths: {path} is a folder; name its files, for example '{path}/*.txt'")
-        elif glob.has_magic(pattern):
-            matches = sorted(Path(match) for match in glob.glob(str(path), recursive=True))
-            matches = [match for match in matches if match.is_file()]
+        elif any(sign in pattern for sign in "*?["):
+            base = Path(path.anchor or ".")
+            matches = sorted(base.glob(str(path.relative_to(path.anchor))))
+            matches = [match for match in matches if match.is_file() and not match.name.startswith(".")]
             if not matches:
                 raise UserError(f"data.paths: no file matches {pattern}")
         else:
@@ -142,21 +151,37 @@ def _not_utf8(path: Path, offset: int) -> UserError:
     return UserError(f"{path} is not UTF-8 text: byte {offset} cannot be decoded. Convert the file to UTF-8 first")
 
 
-def _read_file(path: Path, column: str) -> Iterator[Document]:
-    from datasets import load_dataset
-    from datasets.exceptions import DatasetsError
+def _open(kind: str, paths: list[Path], **options: Any) -> Iterator[dict[str, Any]]:
+    """The rows of local files through ``datasets``, without a second copy of them in a cache."""
+    import datasets
 
-    kind = _ROW_FORMATS.get(path.suffix.lower(), "text")
-    # streaming: read where the file lies, without a second copy of it in a cache
-    options: dict[str, Any] = {"data_files": glob.escape(str(path.resolve())), "split": "train", "streaming": True}
-    if kind == "text":
-        options["sample_by"], column = "document", "text"
+    # by default it asks a server of the hub to count this call: no business of a local file
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
+    files = [glob.escape(str(path.resolve())) for path in paths]
+    yield from datasets.load_dataset(kind, data_files=files, split="train", streaming=True, **options)
+
+
+def _read_texts(paths: list[Path]) -> Iterator[Document]:
     try:
-        for number, row in enumerate(load_dataset(kind, **options), start=1):
-            name = str(path) if kind == "text" else f"{path} row {number}"
-            yield from row_document(row, column, name)
-    except (DatasetsError, OSError, ValueError) as error:  # ValueError: pyarrow's and pandas' parse errors
-        raise UserError(f"{path} cannot be read as {kind}: {str(error).splitlines()[0][:200]}") from error
+        for path, row in zip(paths, _open("text", paths, sample_by="document"), strict=True):
+            if row["text"].strip():
+                yield Document(str(path), row["text"])
+    except OSError as error:
+        raise UserError(f"cannot read {error.filename or paths[0]}: {error.strerror or error}") from error
+
+
+def _read_rows(path: Path, column: str) -> Iterator[Document]:
+    kind = _ROW_FORMATS[path.suffix.lower()]
+    logger = logging.getLogger("datasets")  # it prints its own account of a bad file; ours names it and says why
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        for number, row in enumerate(_open(kind, [path]), start=1):
+            yield from row_document(row, column, f"{path} row {number}")
+    except (OSError, ValueError, RuntimeError) as error:  # pyarrow's and datasets' own are among these
+        raise UserError(f"{path} cannot be read as {kind}: {first_line(error)}") from error
+    finally:
+        logger.setLevel(level)
 
 
 def row_document(row: dict[str, Any], column: str, name: str) -> Iterator[Document]:
@@ -180,10 +205,14 @@ def _hub(cfg: HubData) -> Corpus:
     asked = (cfg.repo, cfg.name, cfg.revision, cfg.text_column, cfg.train_split, cfg.val_split)
     identity = f"hub {asked} {cfg.document_start} {cfg.max_documents}"
 
+    @cache  # opened once, read several times
+    def rows(split: str) -> Iterable[dict[str, Any]]:
+        return open_hub(cfg, split)
+
     def documents() -> Iterator[Document]:
-        return read_hub(cfg, cfg.train_split)
+        return hub_documents(cfg, cfg.train_split, rows(cfg.train_split))
 
     def val_documents() -> Iterator[Document]:
-        return read_hub(cfg, cfg.val_split or "")
+        return hub_documents(cfg, cfg.val_split or "", rows(cfg.val_split or ""))
 
     return Corpus(cfg.repo, identity, documents, val_documents if cfg.val_split else None)

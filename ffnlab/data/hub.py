@@ -16,14 +16,14 @@ from ffnlab.errors import UserError
 _PATIENCE_S = 10.0
 
 
-def read_hub(cfg: HubData, split: str) -> Iterator[Document]:
-    """The documents of one split; raises UserError within seconds when the hub is out of reach."""
-    for number, text in enumerate(islice(_documents(cfg, split), cfg.max_documents), start=1):
+def hub_documents(cfg: HubData, split: str, rows: Iterable[dict[str, Any]]) -> Iterator[Document]:
+    """The documents of one split, from its rows; raises UserError when ``text_column`` is not there."""
+    for number, text in enumerate(islice(_documents(cfg, rows), cfg.max_documents), start=1):
         yield Document(f"{cfg.repo} {split} {number}", text)
 
 
-def _documents(cfg: HubData, split: str) -> Iterator[str]:
-    texts = _texts(_load(cfg, split), cfg)
+def _documents(cfg: HubData, rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    texts = _texts(rows, cfg)
     if cfg.document_start is None:
         yield from (text for text in texts if text.strip())
         return
@@ -53,7 +53,8 @@ def _texts(rows: Iterable[dict[str, Any]], cfg: HubData) -> Iterator[str]:
         yield text
 
 
-def _load(cfg: HubData, split: str) -> Iterable[dict[str, Any]]:
+def open_hub(cfg: HubData, split: str) -> Iterable[dict[str, Any]]:
+    """The rows of one split; raises UserError within seconds when the hub is out of reach."""
     from datasets import load_dataset
     from datasets.config import HF_ENDPOINT, HF_HUB_OFFLINE
 
@@ -73,9 +74,13 @@ def _load(cfg: HubData, split: str) -> Iterable[dict[str, Any]]:
             streaming=cfg.max_documents is not None,
         )
     except Exception as error:  # whatever datasets, the hub client or the network raise: nothing of ours is in there
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise UserError(f"cannot load {cfg.repo} (split {split}): {reason}") from error
+        raise UserError(f"cannot load {cfg.repo} (split {split}): {first_line(error)}") from error
     return rows
+
+
+def first_line(error: BaseException) -> str:
+    """What a library's exception says, short enough for a message of ours."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _reachable(endpoint: str) -> bool:

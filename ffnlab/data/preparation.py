@@ -87,7 +87,7 @@ def _key(cfg: TextCorpus, corpus: Corpus) -> str:
         settings["vocab_size"] = tokenizer.vocab_size
     if tokenizer.kind == "file":
         path = Path(tokenizer.path or "").expanduser()
-        load_tokenizer(path, by_line=False)  # refuse a bad file before anything else
+        load_tokenizer(path, in_pieces=False)  # refuse a bad file before anything else
         settings["tokenizer_json"] = hashlib.sha256(path.read_bytes()).hexdigest()
     if tokenizer.kind != "bytes":
         settings["tokenizers"] = version("tokenizers")
@@ -98,7 +98,7 @@ def _key(cfg: TextCorpus, corpus: Corpus) -> str:
 def _load_tokenizer(cfg: TextCorpus, folder: Path) -> Tokenizer:
     if cfg.tokenizer.kind == "bytes":
         return ByteTokenizer()
-    return load_tokenizer(folder / "tokenizer.json", by_line=cfg.tokenizer.kind == "bpe")
+    return load_tokenizer(folder / "tokenizer.json", in_pieces=cfg.tokenizer.kind == "bpe")
 
 
 def _build(cfg: TextCorpus, corpus: Corpus, context_length: int, folder: Path) -> dict[str, Any]:
