@@ -12,12 +12,13 @@ from ffnlab.study.checks import Problem, problems, refuse_unequal
 from ffnlab.study.load import Study
 from ffnlab.study.noise import NoiseFloor, noise_floor
 from ffnlab.study.power import detectable_difference, seeds_needed, seeds_needed_paired
+from ffnlab.study.rates import Rate
 from ffnlab.study.statistics import BETTER, NOT_RESOLVED, WORSE, Array
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FIGURES = ("dead/", "gate/", "dormant/", "sparsity/", "gradient/", "census/n")
+FIGURES = ("dead/", "gate/", "dormant/", "sparsity/", "census/n")
 ANALYSES = ("unpaired", "paired")
 
 
@@ -91,7 +92,7 @@ class Analysis:
     correlations: dict[str, dict[str, float]]
     comparisons: int  # blocks that Holm ran over
     limits: list[str]
-    rates: list[rates.Rate] = field(default_factory=list)
+    rates: list[Rate] = field(default_factory=list)
     tuning_seeds: list[int] = field(default_factory=list)
     noise: NoiseFloor | None = None
     compared: "pd.DataFrame | None" = None  # the cells that entered the comparison
@@ -110,7 +111,7 @@ def analyse(study: Study) -> Analysis:
     """
     refuse_unequal(study)
     found, cells = problems(study), study.cells
-    chosen: list[rates.Rate] = []
+    chosen: list[Rate] = []
     tuning: list[int] = []
     if study.kind == "lr_sensitivity":
         if cells["lr"].nunique() < 2:
@@ -142,13 +143,19 @@ def analyse(study: Study) -> Analysis:
     )
 
 
-def _rate_problems(chosen: list[rates.Rate]) -> list[Problem]:
+def _rate_problems(chosen: list[Rate]) -> list[Problem]:
     found = []
     for rate in chosen:
         if rate.lr is None:
-            found.append(Problem("rate", f"{rate.arm} finished at no learning rate on all tuning seeds, so it has none."))
+            found.append(
+                Problem("rate", f"{rate.arm} finished at no learning rate on all tuning seeds, so it has none.")
+            )
         elif rate.at_edge:
-            found.append(Problem("rate", f"{rate.arm} did best at {rate.lr:g}, an end of the grid: its best rate may lie outside."))
+            found.append(
+                Problem(
+                    "rate", f"{rate.arm} did best at {rate.lr:g}, an end of the grid: its best rate may lie outside."
+                )
+            )
     return found
 
 
@@ -169,7 +176,13 @@ def _answers(study: Study, cells: "pd.DataFrame", by_seed: "pd.DataFrame") -> di
         blocks = int(np.isfinite(plain).sum())
         for name, p_plain in zip(names, plain, strict=True):
             answer = _answer(
-                analysis, analysis == study.analysis, compared[name], float(p_plain), losses[name], losses[study.baseline], blocks
+                analysis,
+                analysis == study.analysis,
+                compared[name],
+                float(p_plain),
+                losses[name],
+                losses[study.baseline],
+                blocks,
             )
             lost = int(diverged.get(name, 0)), int(diverged.get(study.baseline, 0))
             result.setdefault(name, []).append(_settle(answer, *lost))
@@ -194,7 +207,9 @@ def _answer(
     else:
         d = statistics.shared_differences(block, baseline)
         resampled, bca = statistics.sign_flip_p(d), statistics.bca_interval(d)
-        needed = seeds_needed_paired(difference, float(d.std(ddof=1)), blocks) if len(d) >= statistics.MIN_SEEDS else None
+        needed = (
+            seeds_needed_paired(difference, float(d.std(ddof=1)), blocks) if len(d) >= statistics.MIN_SEEDS else None
+        )
     return Answer(
         analysis=analysis,
         primary=primary,
@@ -315,12 +330,12 @@ def _limits(study: Study, arms: list[Arm]) -> list[str]:
     for answers, what, enough in ((unpaired, "permutation", "four seeds a block"), (paired, "sign-flip", "six seeds")):
         floor = max((a.p_resampled_floor for a in answers), default=0.0)
         if floor > 0.05:
-            said.append(f"The {what} p cannot go below {floor:.2g} with this many seeds; it takes {enough} to reach .05.")
+            said.append(
+                f"The {what} p cannot go below {floor:.2g} with this many seeds; it takes {enough} to reach .05."
+            )
     if any(a.bca is None for a in unpaired) and n < statistics.MIN_SEEDS_BCA:
         said.append("There is no BCa interval below five seeds.")
-    if unpaired and study.analysis == "unpaired" and any(
-        a.p_adjusted_plain <= 0.05 < a.p_adjusted for a in unpaired
-    ):
+    if unpaired and study.analysis == "unpaired" and any(a.p_adjusted_plain <= 0.05 < a.p_adjusted for a in unpaired):
         said.append(
             "Plain Welch with Holm would call one more block different; with so few seeds it does so too often when variances "
             "differ, so the verdict uses fewer degrees of freedom."

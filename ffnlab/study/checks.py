@@ -34,7 +34,9 @@ def refuse_unequal(study: Study) -> None:
     """
     _refuse(study.cells, "hash_data", [], "data")
     _refuse(study.cells, "hash_batches", ["data_seed", "conditions"], "batches at the same data seed")
-    _refuse(study.cells, "hash_shared_init", ["init_seed", "conditions"], "shared initial weights at the same init seed")
+    _refuse(
+        study.cells, "hash_shared_init", ["init_seed", "conditions"], "shared initial weights at the same init seed"
+    )
 
 
 def _refuse(cells: "pd.DataFrame", column: str, by: list[str], what: str) -> None:
@@ -67,9 +69,15 @@ def problems(study: Study) -> list[Problem]:
     report("stale", cells["stale"] | _other_code(cells), "are stale: the code or the data changed after they ran")
     arms = sorted(cells.loc[cells["matched"].eq(False), "arm"].unique())
     if arms:
-        found.append(Problem("unmatched", f"The budget is not matched for {_list(arms)}: this is no comparison at equal budgets."))
+        found.append(
+            Problem(
+                "unmatched", f"The budget is not matched for {_list(arms)}: this is no comparison at equal budgets."
+            )
+        )
     if cells["budget"].replace("", None).nunique() > 1:
-        found.append(Problem("unmatched", f"Budgets of different kinds are mixed: {_list(sorted(set(cells['budget']) - {''}))}."))
+        found.append(
+            Problem("unmatched", f"Budgets of different kinds are mixed: {_list(sorted(set(cells['budget']) - {''}))}.")
+        )
     found.extend(_design(study))
     dirty = cells["dirty"].astype(bool)
     report("dirty", dirty, "ran from a working tree with uncommitted changes")
@@ -88,24 +96,48 @@ def _design(study: Study) -> list[Problem]:
     """Differences between arms beyond the FFN, and seeds that not every arm has."""
     cells, found = study.cells, []
     keys = sorted({key for row in cells["conditions"] for key, _ in row})
-    differing = [key for key in keys if cells["conditions"].map(lambda row, key=key: dict(row).get(key)).nunique(dropna=False) > 1]
+    differing = [
+        key
+        for key in keys
+        if cells["conditions"].map(lambda row, key=key: dict(row).get(key)).nunique(dropna=False) > 1
+    ]
     if differing:
-        found.append(Problem("confounded", f"Arms differ in more than the FFN: {_list(differing)}. Verdicts are about all of it together."))
+        found.append(
+            Problem(
+                "confounded",
+                f"Arms differ in more than the FFN: {_list(differing)}. Verdicts are about all of it together.",
+            )
+        )
     known = cells[cells["hash_shared_init"] != ""]
     if known.groupby("init_seed")["hash_shared_init"].nunique().gt(1).any():
-        found.append(Problem("shared_init", "Arms with the same seed do not share all other initial weights: pairing by seed is by batches only."))
+        found.append(
+            Problem(
+                "shared_init",
+                "Arms with the same seed do not share all other initial weights: pairing by seed is by batches only.",
+            )
+        )
     for column, what in (("steps", "steps"), ("tokens", "tokens")):
         if cells.loc[cells["status"] == "finished", column].nunique() > 1:
             found.append(Problem("unequal", f"Finished cells were not all trained for the same number of {what}."))
     if (devices := cells.loc[cells["device"] != "", "device"]).nunique() > 1:
-        found.append(Problem("hardware", f"Cells ran on different devices ({_list(sorted(devices.unique()))}): do not compare their speed."))
+        found.append(
+            Problem(
+                "hardware",
+                f"Cells ran on different devices ({_list(sorted(devices.unique()))}): do not compare their speed.",
+            )
+        )
     if study.kind == "blocks":
         seeds = cells.groupby("arm")["seed"].agg(lambda s: tuple(sorted(s)))
         if seeds.nunique() > 1:
             text = "; ".join(f"{arm} has {', '.join(map(str, s))}" for arm, s in seeds.items())
             found.append(Problem("seeds", f"Arms do not have the same seeds: {text}."))
     if not study.declared:
-        found.append(Problem("undeclared", "This folder has no study.json: neither baseline nor analysis was declared before the runs."))
+        found.append(
+            Problem(
+                "undeclared",
+                "This folder has no study.json: neither baseline nor analysis was declared before the runs.",
+            )
+        )
     return found
 
 

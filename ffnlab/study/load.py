@@ -125,7 +125,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}). Restore it or remove its run and run the study again.") from None
+        raise UserError(
+            f"{path} cannot be read ({error}). Restore it or remove its run and run the study again."
+        ) from None
     if not isinstance(content, dict):
         raise UserError(f"{path} should hold a JSON object.")
     return content
@@ -152,7 +154,9 @@ def _cell(run_dir: Path, name: str, entry: dict[str, Any]) -> dict[str, Any]:
     if status != "finished":
         loss = math.nan
     overrides = [str(o) for o in entry.get("overrides") or []]
-    settings = dict(_settings(overrides)) if overrides else {k: v for k, v in config.items() if not NOT_SETTINGS.match(k)}
+    settings = (
+        dict(_settings(overrides)) if overrides else {k: v for k, v in config.items() if not NOT_SETTINGS.match(k)}
+    )
     return {
         "cell": name,
         "block": str(entry.get("block") or run.get("block") or config.get("ffn.name") or name),
@@ -310,7 +314,9 @@ def load_curves(study: Study) -> "pd.DataFrame":
         frame = pd.DataFrame(points, columns=["step", "tokens", "seconds", "metric", "layer", "value"])
         frame = frame.drop_duplicates(["step", "metric", "layer"], keep="last")  # a resumed run logs a step again
         frames.append(
-            frame.assign(cell=row.cell, arm=row.arm, seed=row.seed, flops=frame["tokens"].astype(float) * float(row.flops))  # type: ignore[arg-type]
+            frame.assign(
+                cell=row.cell, arm=row.arm, seed=row.seed, flops=frame["tokens"].astype(float) * float(row.flops)
+            )  # type: ignore[arg-type]
         )
     return pd.concat(frames, ignore_index=True)
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 from statsmodels.formula.api import ols
 from statsmodels.stats.anova import anova_lm
-from statsmodels.stats.power import TTestIndPower
 
 from ffnlab.errors import UserError
+from ffnlab.study.power import seeds_needed
 from ffnlab.study.statistics import LEVEL, MIN_SEEDS, NOT_RESOLVED, compare
 
 GAPS = (0.005, 0.01, 0.02, 0.05, 0.1)
@@ -70,6 +71,7 @@ def noise_floor(cells: pd.DataFrame) -> NoiseFloor:
         )
     components = _components(grid)
     sd = math.sqrt(sum(c.variance for c in components))
+    z = float(stats.norm.isf((1 - LEVEL) / 2))
     size, differences, resolved = _aa(grid.to_numpy())
     return NoiseFloor(
         grid=grid,
@@ -80,15 +82,9 @@ def noise_floor(cells: pd.DataFrame) -> NoiseFloor:
         pairs=len(differences),
         aa_differences=differences,
         aa_resolved=resolved,
-        chance_gap={n: _z() * sd * math.sqrt(2 / n) for n in (1, 3, 4, 6, 8, 10)},
-        seeds_for_gap={gap: {m: _seeds(gap, sd, m) for m in (1, 7)} for gap in GAPS},
+        chance_gap={n: z * sd * math.sqrt(2 / n) for n in (1, 3, 4, 6, 8, 10)},
+        seeds_for_gap={gap: {m: seeds_needed(gap, sd, sd, m) for m in (1, 7)} for gap in GAPS},
     )
-
-
-def _z() -> float:
-    from scipy import stats
-
-    return float(stats.norm.isf((1 - LEVEL) / 2))
 
 
 def _components(grid: pd.DataFrame) -> list[Component]:
@@ -137,7 +133,9 @@ def _aa(losses: np.ndarray) -> tuple[int, list[float], int | None]:
         )
         # The same pair of arms turns up once for each order of its runs and of the two arms.
         unique = {
-            frozenset((frozenset(zip(i[:size], j[:size], strict=True)), frozenset(zip(i[size:], j[size:], strict=True))))
+            frozenset(
+                (frozenset(zip(i[:size], j[:size], strict=True)), frozenset(zip(i[size:], j[size:], strict=True)))
+            )
             for i, j in arms
         }
         pairs = sorted([sorted(sorted(arm) for arm in pair) for pair in unique])
@@ -154,13 +152,3 @@ def _aa(losses: np.ndarray) -> tuple[int, list[float], int | None]:
         verdict = compare({"a": stacked[:, 0], "b": stacked[:, 1]}, "a")["b"].verdict
         resolved = int((verdict != NOT_RESOLVED).sum())
     return size, [float(d) for d in differences], resolved
-
-
-def _seeds(gap: float, sd: float, comparisons: int) -> int | None:
-    """Seeds a block for 80% power, both blocks with this SD."""
-    if not sd > 0:
-        return None
-    if gap / sd > 10:  # the solver has no answer this far out, and three seeds are the least anyway
-        return MIN_SEEDS
-    n = TTestIndPower().solve_power(effect_size=gap / sd, nobs1=None, alpha=(1 - LEVEL) / comparisons, power=0.8)
-    return max(MIN_SEEDS, math.ceil(float(np.squeeze(n))))

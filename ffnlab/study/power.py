@@ -13,7 +13,7 @@ from statsmodels.stats.power import ttest_power
 from ffnlab.study.statistics import LEVEL, MIN_SEEDS, guarded_df
 
 POWER = 0.8
-MAX_SEEDS = 10_000
+MAX_SEEDS = 1_000
 
 
 def _power(difference_in_se: float, df: float, alpha: float) -> float:
@@ -38,7 +38,7 @@ def detectable_difference(se: float, df: float, blocks: int = 1) -> float:
 
 
 def _seeds(size: Callable[[int], tuple[float, float]], alpha: float) -> int | None:
-    """Smallest n from three up whose (difference in standard errors, df) has the power; None above 10,000."""
+    """Smallest n from three up whose (difference in standard errors, df) has the power; None above 1,000."""
 
     def enough(n: int) -> bool:
         return _power(*size(n), alpha) >= POWER
@@ -51,11 +51,11 @@ def _seeds(size: Callable[[int], tuple[float, float]], alpha: float) -> int | No
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    return high if high <= MAX_SEEDS else None
 
 
 def seeds_needed(difference: float, sd: float, sd_baseline: float, blocks: int = 1) -> int | None:
-    """Seeds a block that would resolve ``difference`` with 80% power, unpaired. None: more than 10,000, or no SD."""
+    """Seeds a block that would resolve ``difference`` with 80% power, unpaired. None: more than 1,000, or no SD."""
     total = sd**2 + sd_baseline**2
     if not (abs(difference) > 0 and total > 0):
         return None

@@ -57,7 +57,9 @@ def choose_rates(cells: "pd.DataFrame", tuning: list[int]) -> list[Rate]:
         lost = [float(lr) for lr in losses.index[means.isna()]]
         if means.notna().any():
             lr = float(means.idxmin())
-            result.append(Rate(arm, lr, float(means.min()), tried, lost, len(tried) > 1 and lr in (tried[0], tried[-1])))
+            result.append(
+                Rate(arm, lr, float(means.min()), tried, lost, len(tried) > 1 and lr in (tried[0], tried[-1]))
+            )
         else:
             result.append(Rate(arm, None, math.nan, tried, lost, False))
     return result

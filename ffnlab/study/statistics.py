@@ -161,9 +161,7 @@ def holm(p: Array) -> Array:
     return adjusted
 
 
-def compare(
-    losses: Mapping[str, Array], baseline: str, analysis: str = "unpaired"
-) -> dict[str, Comparison]:
+def compare(losses: Mapping[str, Array], baseline: str, analysis: str = "unpaired") -> dict[str, Comparison]:
     """Every other block of ``losses`` against ``baseline``.
 
     ``analysis`` is `unpaired` (Welch) or `paired` (t of per-seed differences); Holm runs over the blocks that have

@@ -1,0 +1,161 @@
+"""Numbers and verdicts in words, the same in the terminal, the Markdown and the page."""
+
+import math
+import re
+
+from ffnlab.study.analyse import Analysis, Answer, Arm
+from ffnlab.study.power import MAX_SEEDS
+from ffnlab.study.statistics import BETTER, TOO_FEW, WORSE
+
+NONE = "–"
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+def plain(text: object) -> str:
+    """Text without control characters: names come from configurations and must not drive a terminal."""
+    return CONTROL.sub(" ", str(text))
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Fixed decimals, a dash where there is none."""
+    return NONE if value is None or math.isnan(value) else f"{value:.{digits}f}".replace("-", "−")
+
+
+def signed(value: float, digits: int = 4) -> str:
+    """With its sign, a true minus."""
+    return NONE if math.isnan(value) else f"{value:+.{digits}f}".replace("-", "−")
+
+
+def interval(low: float, high: float) -> str:
+    """``−0.0600 to −0.0200``, a dash where there is none."""
+    return NONE if math.isnan(low) or math.isnan(high) else f"{signed(low)} to {signed(high)}"
+
+
+def p_value(p: float) -> str:
+    """Three decimals; very small ones as a bound."""
+    if math.isnan(p):
+        return NONE
+    return "< 0.0001" if p < 1e-4 else f"{p:.4f}" if p < 0.01 else f"{p:.3f}"
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """A share as percent."""
+    return NONE if value is None or math.isnan(value) else f"{100 * value:.{digits}f}%".replace("-", "−")
+
+
+def count(value: float) -> str:
+    """``1.25M``; a dash where there is none."""
+    if math.isnan(value):
+        return NONE
+    for scale, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if abs(value) >= scale:
+            return f"{value / scale:.2f}{suffix}"
+    return f"{value:,.0f}"
+
+
+def seeds(answer: Answer) -> str:
+    """Seeds a block that would resolve what was observed."""
+    if answer.verdict == TOO_FEW or math.isnan(answer.p):
+        return NONE
+    return f"> {MAX_SEEDS:,}" if answer.seeds_needed is None else f"{answer.seeds_needed}"
+
+
+def verdict(answer: Answer) -> str:
+    """The verdict with what the study could have seen."""
+    if answer.verdict in (BETTER, WORSE, TOO_FEW) or math.isnan(answer.detectable):
+        return answer.verdict
+    return f"{answer.verdict} (can resolve ≥ {number(answer.detectable, 3)})"
+
+
+def runs(arm: Arm) -> str:
+    """``6`` or ``5 of 6 (1 diverged)``."""
+    total = sum(arm.counts.values())
+    lost = ", ".join(f"{n} {status}" for status, n in arm.counts.items() if status != "finished")
+    return f"{arm.n} of {total} ({lost})" if lost else str(arm.n)
+
+
+def sentence(arm: Arm, analysis: Analysis) -> str:
+    """What was found about one arm, for somebody who reads nothing else."""
+    name, base = plain(arm.name), plain(analysis.baseline.name)
+    at = f" at its own learning rate ({arm.lr:g})" if arm.lr is not None else ""
+    answer = arm.primary
+    if answer is None:
+        loss = f"a validation loss of {number(arm.mean)} nats per token" if arm.n else "no finished run"
+        spread = f" (SD {number(arm.sd)})" if arm.n > 1 else ""
+        return f"{name} is the baseline{at}: {loss}{spread}, {runs(arm)} seeds."
+    if math.isnan(answer.difference):
+        return f"{name}{at} cannot be compared with {base}: {runs(arm)} seeds finished."
+    way = "lower" if answer.difference < 0 else "higher"
+    measured = f"{number(abs(answer.difference))} nats per token {way}"
+    pair = f"{answer.n} seeds each" if answer.n == answer.n_baseline else f"{answer.n} and {answer.n_baseline} seeds"
+    lost = _lost(arm)
+    if answer.verdict == TOO_FEW:
+        return f"{name}{at} has too few seeds for a verdict: its loss was {measured} than that of {base} ({pair}).{lost}"
+    between = f"95% interval {interval(answer.low, answer.high)}, Holm-adjusted p {p_value(answer.p_adjusted)}, {pair}"
+    if answer.verdict in (BETTER, WORSE):
+        return f"{name}{at} is {answer.verdict} than {base}: its loss is {measured} ({between}).{lost}"
+    more = ""
+    if not math.isnan(answer.detectable):
+        more = f" This study can resolve differences of {number(answer.detectable, 3)} and more"
+        more += f"; {_needed(answer)} seeds a block would resolve one as small as this." if answer.difference else "."
+    note = f" {answer.note}" if answer.note else ""
+    return f"{name}{at} is not resolved against {base}: its loss was {measured} ({between}).{more}{note}{lost}"
+
+
+def _needed(answer: Answer) -> str:
+    return f"more than {MAX_SEEDS:,}" if answer.seeds_needed is None else f"about {answer.seeds_needed}"
+
+
+def _lost(arm: Arm) -> str:
+    lost = [f"{n} {status}" for status, n in arm.counts.items() if status != "finished"]
+    return f" Not counted in: {', '.join(lost)}." if lost else ""
+
+
+def primary_name(analysis: str) -> str:
+    """What the primary analysis is, in a phrase."""
+    return {
+        "unpaired": "unpaired (Welch's t, Holm over the blocks)",
+        "paired": "paired (t of per-seed differences, Holm over the blocks)",
+    }[analysis]
+
+
+def headline(analysis: Analysis) -> str:
+    """One sentence for the whole study."""
+    study = analysis.study
+    if analysis.noise:
+        n = analysis.noise
+        return (
+            f"Two runs of {plain(study.baseline)} that differ only in their seeds have a standard deviation of {number(n.sd)} nats "
+            f"per token; over {n.grid.shape[0]} init seeds crossed with {n.grid.shape[1]} data seeds."
+        )
+    others = [arm for arm in analysis.arms if arm.primary]
+    tally = {v: [plain(a.name) for a in others if a.primary and a.primary.verdict == v] for v in (BETTER, WORSE)}
+    base = plain(analysis.baseline.name)
+    parts = [f"{_and(names)} {'is' if len(names) == 1 else 'are'} {v} than {base}" for v, names in tally.items() if names]
+    rest = len(others) - sum(len(names) for names in tally.values())
+    if not parts:
+        return f"No block is shown to differ from {base}." if others else "There is no block to compare with the baseline."
+    return "; ".join(parts) + (f"; {rest} not resolved." if rest else ".")
+
+
+def _and(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def pairing(analysis: Analysis) -> str:
+    """What pairing bought, in words, from the variance ratios measured."""
+    ratios = [arm.variance_ratio for arm in analysis.arms if not math.isnan(arm.variance_ratio)]
+    if not ratios:
+        return "With fewer than three shared seeds there is no telling what pairing bought."
+    typical = sorted(ratios)[len(ratios) // 2]
+    verdict = (
+        "pairing made the comparison more precise"
+        if typical > 1.5
+        else "pairing cost precision"
+        if typical < 1 / 1.5
+        else "pairing by seed bought little or nothing in precision"
+    )
+    return (
+        f"Variance of the difference unpaired over paired: {number(min(ratios), 2)} to {number(max(ratios), 2)}, in the middle "
+        f"{number(typical, 2)}: {verdict}. With few seeds these ratios are themselves rough."
+    )
