@@ -7,7 +7,7 @@ The configuration dataclasses are plain and cheap to import; whatever needs torc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ffnlab.data.config import DATA_KINDS, CopyData, HubData, ShakespeareData, TextData, TokenizerConfig
+from ffnlab.data.config import CopyData, HubData, ShakespeareData, TextData, TokenizerConfig
 
 if TYPE_CHECKING:
     from ffnlab.data.batches import val_windows, windows
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ffnlab.data.token_files import TextTokens
 
 __all__ = [
-    "DATA_KINDS",
     "CopyData",
     "CopyTask",
     "Data",

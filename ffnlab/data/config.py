@@ -4,6 +4,7 @@ Nothing heavy is imported here, so that a configuration can be checked before an
 """
 
 import os
+import re
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -107,6 +108,10 @@ class HubData(_Corpus):
         super().__post_init__()
         if not self.repo:
             raise UserError("a hub data set needs data.repo=OWNER/NAME")
+        try:
+            re.compile(self.document_start or "")
+        except re.error as error:
+            raise UserError(f"data.document_start is no regular expression: {error}") from error
 
 
 @dataclass(config=STRICT)
@@ -134,13 +139,6 @@ class CopyData:
 
 
 TextCorpus = ShakespeareData | TextData | HubData
-
-DATA_KINDS: dict[str, type[ShakespeareData] | type[TextData] | type[HubData] | type[CopyData]] = {
-    "shakespeare": ShakespeareData,
-    "text": TextData,
-    "hub": HubData,
-    "copy": CopyData,
-}
 
 
 def cache_folder(configured: str | None = None) -> Path:
