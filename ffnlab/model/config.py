@@ -13,8 +13,8 @@ class ModelConfig:
     """A decoder-only Transformer; the defaults are the ``tiny`` preset.
 
     ``norm_placement`` ``pre`` is ``x + f(norm(x))`` with a final norm, ``post`` is ``norm(x + f(x))`` (Xiong et al.
-    2020, arXiv 2002.04745). ``positions`` ``rope`` rotates queries and keys (Su et al. 2021, arXiv 2104.09864). ``bias``
-    gives one to the attention projections and to LayerNorm; the block under study has its own.
+    2020, arXiv 2002.04745). ``positions`` ``rope`` rotates queries and keys (Su et al. 2021, arXiv 2104.09864).
+    ``bias`` gives one to the attention projections and to LayerNorm; the block under study has its own.
     """
 
     d_model: PositiveInt = 96
@@ -40,9 +40,7 @@ class ModelConfig:
         if self.d_model % self.n_heads:
             fits = [n for n in range(1, self.d_model + 1) if self.d_model % n == 0]
             near = min(fits, key=lambda n: abs(n - self.n_heads))
-            raise UserError(
-                f"model.n_heads={self.n_heads} does not divide model.d_model={self.d_model}; {near} would"
-            )
+            raise UserError(f"model.n_heads={self.n_heads} does not divide model.d_model={self.d_model}; {near} would")
         head = self.d_model // self.n_heads
         if self.positions == "rope" and head % 2:
             raise UserError(

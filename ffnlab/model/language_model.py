@@ -92,20 +92,21 @@ class LanguageModel(nn.Module):
                 x_BTD = block(x_BTD)
         return self.final_norm(x_BTD)
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Next-token logits ``(B, T, vocab_size)`` for tokens ``(B, T)``, T at most ``context_length``."""
-        return self.head(self.features(tokens_BT))
+    def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None, reduction: str = "mean") -> Tensor:
+        """Next-token logits ``(B, T, vocab_size)`` for tokens ``(B, T)``, T at most ``context_length``.
+
+        With ``targets_BT`` (for each position the token that follows, or -100) the cross-entropy in nats instead: over
+        the targets that count, their mean per token or their ``sum``. Both go through ``forward``, so that hooks see
+        training as well and ``torch.compile`` compiles the loss with the network.
+        """
+        logits_BTV = self.head(self.features(tokens_BT))
+        if targets_BT is None:
+            return logits_BTV
+        return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORE, reduction=reduction)
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor, reduction: str = "mean") -> Tensor:
-        """Cross-entropy in nats per token, over targets that are not -100.
-
-        Args:
-            tokens_BT: inputs.
-            targets_BT: for each position the token that follows, or -100.
-            reduction: ``mean`` (a scalar) or ``sum``.
-        """
-        logits_MV = self.head(self.features(tokens_BT)).flatten(0, 1)
-        return F.cross_entropy(logits_MV, targets_BT.flatten(), ignore_index=IGNORE, reduction=reduction)
+        """Cross-entropy in nats; see ``forward``."""
+        return self(tokens_BT, targets_BT, reduction)
 
     @torch.no_grad()
     def generate(

@@ -1,0 +1,124 @@
+"""The command line of ``train.py``: Hydra's, with short errors and no half-made directories.
+
+Nothing heavy is imported until a configuration has been composed, so that ``--help`` and a misspelt key answer at once.
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from ffnlab.composition import CONF, CONFIG_NAME, Job, compose_job
+from ffnlab.errors import UserError
+
+FAILED = 1
+
+
+def say_error(error: object) -> int:
+    """Print a short message, a line for each thing to mend, and return the exit status of a failure."""
+    print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
+    return FAILED
+
+
+def guarded(run: Callable[[], int | None]) -> int:
+    """Call a command's body: its exit status, with what a user can mend said shortly and without a stack trace."""
+    try:
+        return run() or 0
+    except UserError as error:
+        return say_error(error)
+
+
+def main() -> int:
+    """Run ``train.py``; returns the exit status."""
+    # A block of the user's own is found in the folder the command is typed in.
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    args = get_args_parser().parse_args()
+    asks_only = args.help or args.hydra_help or args.cfg or args.info or args.shell_completion
+    if not asks_only:
+        status = guarded(lambda: _first_look(args))
+        if status:
+            return status
+    _hydra_main()
+    return 0
+
+
+def _first_look(args: Any) -> None:
+    """Compose and check before Hydra makes a directory."""
+    from ffnlab.config import from_hydra
+
+    if args.multirun:
+        return
+    job = compose_job(list(args.overrides), args.config_dir)
+    resume = job.cfg.resume
+    if resume:
+        _resume_arguments(args.overrides, str(resume))
+        return
+    from_hydra(job.cfg, job.choices.get("ffn"))
+
+
+def _resume_arguments(overrides: list[str], run_dir: str) -> None:
+    """A resumed run takes its configuration from its own directory; Hydra is pointed there.
+
+    Raises:
+        UserError: other overrides, which would make it another run.
+    """
+    allowed = ("resume=", "trainer", "logger", "hydra.")
+    other = [o for o in overrides if not o.startswith(allowed)]
+    if other:
+        raise UserError(
+            f"resume goes on with the configuration in {run_dir}; leave out {' '.join(other)}, or start a new run"
+        )
+    if not (Path(run_dir) / "config.yaml").is_file():
+        raise UserError(f"resume={run_dir}: that is no run directory, it has no config.yaml")
+    sys.argv.append(f"hydra.run.dir='{run_dir}'")
+
+
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name=CONFIG_NAME)
+def _hydra_main(cfg: DictConfig) -> None:
+    run_dir = Path(HydraConfig.get().runtime.output_dir)
+    choices = {str(k): str(v) for k, v in HydraConfig.get().runtime.choices.items()}
+    status = run_job(Job(cfg, choices, str(run_dir)))
+    if status:
+        sys.exit(status)
+
+
+def run_job(job: Job) -> int:
+    """Train one composed job and return the process's exit status."""
+    from rich.console import Console
+
+    from ffnlab.config import from_hydra
+    from ffnlab.training import Diverged, Interrupted, load_config, train
+    from ffnlab.training.interruption import requeue_under_slurm
+    from ffnlab.training.run import disk_message
+
+    run_dir = Path(job.run_dir)
+    with contextlib.suppress(ValueError):  # a path relative to where the command was typed reads better
+        run_dir = run_dir.relative_to(Path.cwd())
+    resume = bool(job.cfg.resume)
+    try:
+        cfg = load_config(run_dir) if resume else from_hydra(job.cfg, job.choices.get("ffn"))
+        train(cfg, run_dir, resume=resume, console=Console())
+    except UserError as error:
+        with contextlib.suppress(OSError):
+            run_dir.rmdir()  # made by Hydra a moment ago; stays if anything is in it
+        return say_error(error)
+    except Diverged as error:
+        return say_error(f"{error}; see run.json in {run_dir}")
+    except Interrupted as error:
+        print(f"{error}: saved; go on by: python train.py resume={run_dir}", file=sys.stderr)
+        requeue_under_slurm(error.signum)
+        return error.exit_code
+    except OSError as error:
+        message = disk_message(error, run_dir)
+        if message is None:
+            raise
+        return say_error(message)
+    return 0

@@ -1,0 +1,189 @@
+"""One typed configuration for a run, and the way there from Hydra's groups and overrides."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from ffnlab.data.config import CopyData, HubData, ShakespeareData, TextData
+from ffnlab.errors import UserError
+from ffnlab.model.config import ModelConfig
+from ffnlab.schema import (
+    STRICT,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Rate,
+    validate,
+)
+
+DataConfig = Annotated[ShakespeareData | TextData | HubData | CopyData, Field(discriminator="kind")]
+
+
+@dataclass(config=STRICT)
+class FFNConfig:
+    """The block: a class that keeps the contract, its options, and how its ``down`` projection starts."""
+
+    name: str
+    target: str
+    options: dict[str, Any]
+    down_init: Literal["normal", "scaled", "zero"] = "scaled"
+
+
+@dataclass(config=STRICT)
+class BudgetConfig:
+    """What is held equal; see ``ffnlab.budget.solve``."""
+
+    kind: Literal["params", "flops", "none"] = "params"
+    multiple_of: PositiveInt = 8
+    tolerance: NonNegativeFloat = 0.01
+    d_ff: PositiveInt | None = None
+
+
+@dataclass(config=STRICT)
+class OptimConfig:
+    """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) and its schedule, counted in optimiser steps.
+
+    The rate climbs linearly over ``warmup`` steps, then stays (``constant``) or falls to ``lr * final_lr_ratio`` at the
+    last step, along a line (``linear``) or half a cosine (``cosine``). Weight decay touches matrices only.
+    """
+
+    lr: NonNegativeFloat = 3e-3
+    weight_decay: NonNegativeFloat = 0.1
+    beta1: Rate = 0.9
+    beta2: Rate = 0.95
+    eps: PositiveFloat = 1e-8
+    warmup: NonNegativeInt = 50
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    final_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    grad_clip: NonNegativeFloat = 1.0  # 0 turns clipping off
+
+
+@dataclass(config=STRICT)
+class TrainConfig:
+    """Length and rhythm of a run.
+
+    ``batch_size`` counts the sequences of one optimiser step, over all devices and accumulated parts, so the losses do
+    not depend on how a step is cut up. ``val_tokens`` is the fixed part of the validation set that is read on the way;
+    the final validation reads the whole set.
+    """
+
+    tokens: PositiveInt = 1_536_000
+    batch_size: PositiveInt = 8
+    log_every: PositiveInt = 10
+    val_every: PositiveInt = 250
+    val_tokens: PositiveInt = 32_768
+    val_batch_size: PositiveInt = 16
+    compile: bool = False
+    checkpoint_blocks: bool = False
+
+
+@dataclass(config=STRICT)
+class WandbConfig:
+    """Weights & Biases. ``mode=auto``: online where a key is configured and the server answers, else offline."""
+
+    kind: Literal["wandb"] = "wandb"
+    project: str = "ffnlab"
+    entity: str | None = None
+    mode: Literal["auto", "online", "offline"] = "auto"
+
+
+@dataclass(config=STRICT)
+class NoLogger:
+    """The ledger alone."""
+
+    kind: Literal["none"] = "none"
+
+
+@dataclass(config=STRICT)
+class RunConfig:
+    """Everything that defines a run. ``trainer`` holds ``lightning.Trainer``'s own arguments."""
+
+    ffn: FFNConfig
+    model: ModelConfig
+    data: DataConfig
+    budget: BudgetConfig
+    optim: OptimConfig
+    train: TrainConfig
+    trainer: dict[str, Any]
+    logger: Annotated[WandbConfig | NoLogger, Field(discriminator="kind")]
+    seed: NonNegativeInt = 0
+    init_seed: NonNegativeInt = 0
+    data_seed: NonNegativeInt = 0
+    study: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")] | None = None  # a folder name
+
+
+def from_plain(values: dict[str, Any]) -> RunConfig:
+    """Check plain values (the content of a run's ``config.yaml``) and give them types.
+
+    Raises:
+        UserError: one line for each unknown key, wrong type or value out of range.
+    """
+    from ffnlab.ffn import make_block
+
+    values = dict(values)
+    ffn = dict(values.pop("ffn", None) or {})
+    target = ffn.pop("_target_", None)
+    if not isinstance(target, str):
+        raise UserError("the ffn section needs _target_: the block's class, e.g. ffnlab.ffn.GatedFFN")
+    section: dict[str, Any] = {"name": ffn.pop("name", None) or target.rpartition(".")[2].lower(), "target": target}
+    if "down_init" in ffn:
+        section["down_init"] = ffn.pop("down_init")
+    try:
+        make_block(target, ffn)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    cfg = validate(RunConfig, {**values, "ffn": section | {"options": ffn}})
+    cfg.model.check()
+    return cfg
+
+
+def to_plain(cfg: RunConfig) -> dict[str, Any]:
+    """The inverse of ``from_plain``: what ``config.yaml`` holds."""
+    values = dataclasses.asdict(cfg)
+    ffn = values["ffn"]
+    values["ffn"] = {"name": ffn["name"], "_target_": ffn["target"], **ffn["options"], "down_init": ffn["down_init"]}
+    return values
+
+
+def from_hydra(cfg: Any, ffn_choice: str | None) -> RunConfig:
+    """Resolve what Hydra composed; the block is called by the name of its YAML file.
+
+    Raises:
+        UserError: see ``from_plain``; also a mandatory value (``???``) that was not given.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    missing = sorted(OmegaConf.missing_keys(cfg))
+    if missing:
+        raise UserError("\n".join(f"{key} must be given: add {key}=..." for key in missing))
+    try:
+        values: Any = OmegaConf.to_container(cfg, resolve=True)
+    except OmegaConfBaseException as error:
+        raise UserError(f"the configuration does not resolve: {str(error).splitlines()[0]}") from error
+    for key in ("experiment", "resume"):  # how a run is started, not what it is
+        values.pop(key, None)
+    if isinstance(values.get("ffn"), dict) and ffn_choice:
+        values["ffn"].setdefault("name", ffn_choice.rpartition("/")[2])
+    return from_plain(values)
+
+
+def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None) -> RunConfig:
+    """Compose a run's configuration outside the command line: notebooks, tests, scripts.
+
+    Args:
+        overrides: as typed after ``train.py``, e.g. ``["ffn=swiglu", "seed=3"]``.
+        config_dir: a folder of your own YAML groups, e.g. with ``ffn/mine.yaml``.
+
+    Raises:
+        UserError: unknown choices, misspelt keys, wrong types.
+    """
+    from ffnlab.composition import compose_job
+
+    job = compose_job(list(overrides), str(config_dir) if config_dir else None)
+    return from_hydra(job.cfg, job.choices.get("ffn"))

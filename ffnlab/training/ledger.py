@@ -1,0 +1,200 @@
+"""What a run leaves behind: ``config.yaml``, ``run.json``, ``metrics.jsonl``, ``result.json``.
+
+The ledger is the truth and W&B a view of it. Whole files are replaced atomically; the one file that grows gets whole
+lines, and a line that a crash or a full disk cut short is taken back.
+"""
+
+import json
+import math
+import os
+import time
+from argparse import Namespace
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.loggers import Logger
+
+from ffnlab.errors import UserError
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace ``path`` by ``text``: after a crash it holds the old content or the new, never a part."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value
+
+
+def dumps(value: Any, indent: int | None = None) -> str:
+    """JSON that every reader accepts."""
+    return json.dumps(_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def now() -> str:
+    """The time in UTC, to the second, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+class Ledger(Logger):
+    """The records of one run directory, as a Lightning logger so that every callback can write through it.
+
+    ``tokens_per_step`` turns a step into tokens; ``elapsed`` is the time spent in earlier sittings of a resumed run.
+    """
+
+    def __init__(self, run_dir: Path, tokens_per_step: int) -> None:
+        super().__init__()
+        self.run_dir = run_dir
+        self.tokens_per_step = tokens_per_step
+        self.record: dict[str, Any] = {}
+        self.elapsed = 0.0
+        self._started = time.perf_counter()
+
+    # -- opening ---------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, run_dir: Path, tokens_per_step: int, config: dict[str, Any], record: dict[str, Any]) -> "Ledger":
+        """Begin a run's records.
+
+        Raises:
+            UserError: the directory holds a run already, or cannot be written.
+        """
+        ledger = cls(run_dir, tokens_per_step)
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            # Exclusive creation: of two processes that were given one directory, the second is refused.
+            with (run_dir / "run.json").open("x", encoding="utf-8"):
+                pass
+        except FileExistsError:
+            raise UserError(f"{run_dir} holds a run already; go on with it by resume={run_dir}") from None
+        except OSError as error:
+            raise UserError(f"cannot write to the run directory {run_dir}: {error.strerror}") from error
+        ledger.record = {"status": "running", "created": now(), **record}
+        write_atomically(run_dir / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+        ledger.update()
+        return ledger
+
+    @classmethod
+    def reopen(cls, run_dir: Path, tokens_per_step: int, last_step: int) -> "Ledger":
+        """Go on with a run's records after ``last_step``; later points are dropped, they will be made again."""
+        ledger = cls(run_dir, tokens_per_step)
+        ledger.record = read_json(run_dir / "run.json")
+        kept = [point for point in read_points(run_dir) if point["step"] <= last_step]
+        ledger.elapsed = max((float(point.get("seconds", 0.0)) for point in kept), default=0.0)
+        write_atomically(run_dir / "metrics.jsonl", "".join(dumps(point) + "\n" for point in kept))
+        for key in ("error", "diverged"):
+            ledger.record.pop(key, None)
+        ledger.update(status="running", resumed=[*ledger.record.get("resumed", []), {"step": last_step, "at": now()}])
+        return ledger
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    @property
+    def seconds(self) -> float:
+        """Time spent on this run, over all its sittings."""
+        return self.elapsed + time.perf_counter() - self._started
+
+    def restart_clock(self) -> None:
+        """Count seconds from here: setting up is over and training begins."""
+        self._started = time.perf_counter()
+
+    @rank_zero_only
+    def update(self, **fields: Any) -> None:
+        """Change fields of ``run.json``."""
+        self.record.update(fields)
+        write_atomically(self.run_dir / "run.json", dumps(self.record, indent=2) + "\n")
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Append one point. The axes ``step``, ``tokens`` and ``seconds`` are added here."""
+        at = int(step or 0)
+        point = {"step": at, "tokens": at * self.tokens_per_step, "seconds": round(self.seconds, 3), **metrics}
+        path = self.run_dir / "metrics.jsonl"
+        line = (dumps(point) + "\n").encode()
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            before = os.fstat(descriptor).st_size
+            try:
+                written = os.write(descriptor, line)
+                if written < len(line):
+                    os.write(descriptor, line[written:])
+            except OSError:
+                os.ftruncate(descriptor, before)
+                raise
+        finally:
+            os.close(descriptor)
+
+    @rank_zero_only
+    def finish(self, result: Mapping[str, float]) -> None:
+        """The run is complete: write ``result.json`` and the status."""
+        write_atomically(self.run_dir / "result.json", dumps(dict(result), indent=2) + "\n")
+        self.update(status="finished", finished=now(), seconds=round(self.seconds, 3))
+
+    # -- Lightning's side ------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """Lightning asks; the directory says it."""
+        return self.run_dir.name
+
+    @property
+    def version(self) -> str:
+        """Lightning asks; there is one."""
+        return ""
+
+    @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        """Nothing to do: ``config.yaml`` was written before training."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read one of the ledger's JSON files.
+
+    Raises:
+        UserError: it is missing or not JSON.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path.parent} is no run directory: it has no {path.name}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path} does not hold a JSON object")
+    return value
+
+
+def read_points(run_dir: Path) -> list[dict[str, Any]]:
+    """The points of ``metrics.jsonl``; a last line that was cut short is left out."""
+    path = run_dir / "metrics.jsonl"
+    if not path.exists():
+        return []
+    points = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            point = json.loads(line)
+        except json.JSONDecodeError:
+            break  # a torn tail; nothing after it can be trusted
+        if isinstance(point, dict) and "step" in point:
+            points.append(point)
+    return points

@@ -1,0 +1,68 @@
+"""What a person sees while a run trains: a bar in a terminal, one line per validation anywhere."""
+
+from typing import Any
+
+import lightning
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ffnlab.training.metrics import Curves
+
+
+class ProgressLine(lightning.Callback):
+    """``step x of y, loss, tokens/s, time left``; no bar where there is no terminal."""
+
+    def __init__(self, console: Console, curves: Curves) -> None:
+        self.console, self.curves = console, curves
+        self._bar: Progress | None = None
+        self._task: Any = None
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+        """Open the bar at the step where the run stands."""
+        if not trainer.is_global_zero or not self.console.is_terminal:
+            return
+        self._bar = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(separator=" of "),
+            BarColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=self.console,
+            transient=True,
+        )
+        self._task = self._bar.add_task("", total=trainer.max_steps, completed=trainer.global_step, figures="")
+        self._bar.start()
+
+    def on_train_batch_end(
+        self, trainer: lightning.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Move the bar; its figures change when a point was logged."""
+        if self._bar is not None:
+            last = self.curves.last
+            figures = f"loss {last['train/loss']:.3f}  {last['tokens_per_s']:,.0f} tokens/s" if last else ""
+            self._bar.update(self._task, completed=trainer.global_step, figures=figures)
+
+    def on_validation_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+        """One line for each validation on the way."""
+        if trainer.is_global_zero and trainer.state.fn == "fit":
+            metrics = pl_module.val_metrics
+            self.console.print(
+                f"step {trainer.global_step:>6}  val/loss {metrics['val/loss']:.4f}"
+                + (f"  val/bpb {metrics['val/bpb']:.4f}" if "val/bpb" in metrics else ""),
+                highlight=False,
+            )
+
+    def on_train_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+        """Close the bar."""
+        self.close()
+
+    def on_exception(self, trainer: lightning.Trainer, pl_module: Any, exception: BaseException) -> None:
+        """Close the bar, so that the message that follows stands alone."""
+        self.close()
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
