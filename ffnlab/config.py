@@ -83,6 +83,14 @@ class TrainConfig:
 
 
 @dataclass(config=STRICT)
+class CensusConfig:
+    """Validation tokens that the neuron census counts: at each validation on the way, and at the end."""
+
+    tokens: PositiveInt = 8_192
+    final_tokens: PositiveInt = 65_536
+
+
+@dataclass(config=STRICT)
 class WandbConfig:
     """Weights & Biases. ``mode=auto``: online where a key is configured and the server answers, else offline."""
 
@@ -109,6 +117,7 @@ class RunConfig:
     budget: BudgetConfig
     optim: OptimConfig
     train: TrainConfig
+    census: CensusConfig
     trainer: dict[str, Any]
     logger: Annotated[WandbConfig | NoLogger, Field(discriminator="kind")]
     seed: NonNegativeInt = 0

@@ -2,6 +2,8 @@
 
 from ffnlab.training.guard import Diverged
 from ffnlab.training.interruption import Interrupted
-from ffnlab.training.run import LoadedRun, load_config, load_run, prepare_run, train
+from ffnlab.training.loading import LoadedRun, load_config, load_run
+from ffnlab.training.preparation import Prepared, prepare_run
+from ffnlab.training.run import train
 
-__all__ = ["Diverged", "Interrupted", "LoadedRun", "load_config", "load_run", "prepare_run", "train"]
+__all__ = ["Diverged", "Interrupted", "LoadedRun", "Prepared", "load_config", "load_run", "prepare_run", "train"]

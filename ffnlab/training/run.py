@@ -6,29 +6,26 @@ config -> data -> block factory -> ``d_ff`` from the budget -> network -> initia
 
 import contextlib
 import errno
-import logging
 import os
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lightning
 import torch
-import yaml
 from lightning.pytorch.loggers import WandbLogger
 from rich.console import Console
-from torch.utils.flop_counter import FlopCounterMode
 
-from ffnlab.budget import Budget, solve
-from ffnlab.config import RunConfig, from_plain, to_plain
-from ffnlab.data import Data, prepare
+from ffnlab.census import NonFiniteError
+from ffnlab.census.callback import CensusCallback
+from ffnlab.composition import fresh_run_name
+from ffnlab.config import RunConfig, to_plain
 from ffnlab.errors import UserError
-from ffnlab.ffn import locate, make_block
-from ffnlab.model import LanguageModel, build, shared_init_hash
-from ffnlab.training.batches import Cut, TrainStream, ValStream, loader, order_hash
-from ffnlab.training.checkpoints import BEST, FINAL, LAST, Checkpoints, load_checkpoint, load_weights, newest_checkpoint
+from ffnlab.ffn import locate
+from ffnlab.model import LanguageModel
+from ffnlab.training.batches import Cut, TrainStream, ValStream, loader
+from ffnlab.training.checkpoints import FINAL, Checkpoints, load_checkpoint, load_weights, newest_checkpoint
+from ffnlab.training.engine import quiet_libraries, trainer_arguments
 from ffnlab.training.environment import code_fingerprint, command, git_state, hardware, versions
 from ffnlab.training.face import parameters_by_part, run_table, say_result
 from ffnlab.training.guard import Diverged
@@ -36,97 +33,9 @@ from ffnlab.training.interruption import Interrupted, Interruption
 from ffnlab.training.ledger import Ledger, read_json
 from ffnlab.training.metrics import Curves, DropoutStream
 from ffnlab.training.module import LMModule
+from ffnlab.training.preparation import Prepared, prepare_run
 from ffnlab.training.progress import ProgressLine
 from ffnlab.training.wandb_view import close_wandb, open_wandb
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What a run needs before its first step: data, sizes, an initialised network."""
-
-    data: Data
-    budget: Budget
-    network: LanguageModel
-    n_steps: int
-    tokens_per_step: int
-    flops_per_token: int
-    hashes: dict[str, str]
-
-
-def prepare_run(cfg: RunConfig) -> Prepared:
-    """Prepare the data, solve the budget, build and initialise the network. Writes nothing but the token cache.
-
-    Raises:
-        UserError: data that cannot be read, a budget that cannot be met, a length shorter than one batch.
-    """
-    factory = make_block(cfg.ffn.target, cfg.ffn.options)
-    budget = solve(
-        factory, cfg.model.d_model, cfg.budget.kind, cfg.budget.multiple_of, cfg.budget.tolerance, cfg.budget.d_ff
-    )
-    data: Data = prepare(cfg.data, cfg.model.context_length)
-    tokens_per_step = cfg.train.batch_size * data.context_length
-    n_steps = cfg.train.tokens // tokens_per_step
-    if n_steps < 1:
-        raise UserError(
-            f"train.tokens={cfg.train.tokens} is less than one batch of {tokens_per_step} tokens "
-            f"(train.batch_size {cfg.train.batch_size} x context {data.context_length})"
-        )
-    network = build(cfg.model, data.vocab_size, factory, budget.d_ff, cfg.init_seed, cfg.ffn.down_init)
-    network.checkpoint_blocks = cfg.train.checkpoint_blocks
-    hashes = {
-        "data": data.hash,
-        "batches": order_hash(data, cfg.data_seed, cfg.train.batch_size, n_steps),
-        "shared_init": shared_init_hash(network),
-    }
-    return Prepared(data, budget, network, n_steps, tokens_per_step, count_flops(cfg, data, budget), hashes)
-
-
-def count_flops(cfg: RunConfig, data: Data, budget: Budget) -> int:
-    """FLOPs per token of a training step at full context: the forward pass counted on the meta device, times three."""
-    factory = make_block(cfg.ffn.target, cfg.ffn.options)
-    with torch.device("meta"):
-        twin = LanguageModel(cfg.model, data.vocab_size, lambda: factory(cfg.model.d_model, budget.d_ff))
-        tokens = torch.zeros(1, data.context_length, dtype=torch.long)
-        counter = FlopCounterMode(display=False)
-        with counter, torch.no_grad():
-            twin(tokens)
-    return 3 * int(counter.get_total_flops()) // data.context_length
-
-
-def trainer_arguments(cfg: RunConfig) -> dict[str, Any]:
-    """``trainer.*`` with ``precision=auto`` decided, and nothing in it that the run itself governs.
-
-    Raises:
-        UserError: an argument that Lightning does not know, or one that the run sets itself.
-    """
-    import inspect
-
-    arguments = dict(cfg.trainer)
-    known = set(inspect.signature(lightning.Trainer.__init__).parameters) - {"self"}
-    for name in arguments:
-        if name in _OWN_ARGUMENTS:
-            raise UserError(f"trainer.{name} is set by the run itself: {_OWN_ARGUMENTS[name]}")
-        if name not in known:
-            raise UserError(f"lightning.Trainer has no argument '{name}'")
-    on_gpu = arguments.get("accelerator") in ("gpu", "cuda", "auto") and torch.cuda.is_available()
-    if arguments.get("precision") == "auto":
-        arguments["precision"] = "bf16-mixed" if on_gpu else "32-true"
-    return arguments
-
-
-_OWN_ARGUMENTS = {
-    "max_steps": "use train.tokens",
-    "max_epochs": "use train.tokens",
-    "max_time": "use train.tokens",
-    "gradient_clip_val": "use optim.grad_clip",
-    "gradient_clip_algorithm": "use optim.grad_clip",
-    "val_check_interval": "use train.val_every",
-    "check_val_every_n_epoch": "use train.val_every",
-    "logger": "use logger=...",
-    "callbacks": "pass them to train()",
-    "use_distributed_sampler": "batches are shared out by their step",
-    "default_root_dir": "use hydra.run.dir",
-}
 
 
 def train(
@@ -153,7 +62,7 @@ def train(
         Diverged: a loss or gradient was not finite; the ledger says where.
         Interrupted: a signal came; a checkpoint was saved.
     """
-    _quiet_libraries()
+    quiet_libraries()
     first = int(os.environ.get("LOCAL_RANK", 0)) == 0
     console = console if console is not None and first else Console(quiet=not first)
     arguments = trainer_arguments(cfg)
@@ -222,6 +131,9 @@ def _fit(
         prepared.network.compile()
     torch.set_flush_denormal(True)
     checkpoints = Checkpoints(ledger.run_dir)
+    census = CensusCallback(
+        prepared.data, ledger.run_dir, cfg.census.tokens, cfg.census.final_tokens, title=ledger.run_dir.name
+    )
     curves = Curves(cfg.train.log_every, prepared.tokens_per_step, prepared.flops_per_token)
     interruption = Interruption(checkpoints.save)
     parts = int(arguments.get("accumulate_grad_batches", 1))
@@ -240,10 +152,12 @@ def _fit(
         default_root_dir=str(ledger.run_dir),
         logger=[ledger] if wandb_logger is None else [ledger, wandb_logger],
         # The order matters: stop and save before a step is seeded and taken.
+        # and the census before the curves, which count its time as validation.
         callbacks=[
             checkpoints,
             interruption,
             DropoutStream(cfg.seed),
+            census,
             curves,
             ProgressLine(console, curves),
             *callbacks,
@@ -256,20 +170,25 @@ def _fit(
     wholly = ValStream(prepared.data, cfg.train.val_batch_size, None, world, rank)
     with interruption:
         ledger.restart_clock()
-        trainer.fit(
-            module,
-            loader(stream),
-            loader(partly),
-            ckpt_path=str(checkpoint[0]) if checkpoint else None,
-            weights_only=True,
-        )
-        trainer.validate(module, loader(wholly), verbose=False)
+        try:
+            trainer.fit(
+                module,
+                loader(stream),
+                loader(partly),
+                ckpt_path=str(checkpoint[0]) if checkpoint else None,
+                weights_only=True,
+            )
+            trainer.validate(module, loader(wholly), verbose=False)
+        except NonFiniteError as error:
+            lr = float(trainer.optimizers[0].param_groups[0]["lr"]) if trainer.optimizers else cfg.optim.lr
+            raise Diverged(trainer.global_step, f"{error.tensor} of layer {error.layer}", lr) from error
     if trainer.is_global_zero:
         _save_weights(prepared.network, ledger.run_dir)
     seconds = ledger.seconds
     tokens = prepared.n_steps * prepared.tokens_per_step
     return {
         **module.val_metrics,
+        **census.final,
         "train/loss": curves.last.get("train/loss", float("nan")),
         "steps": float(prepared.n_steps),
         "tokens": float(tokens),
@@ -288,8 +207,6 @@ def _save_weights(network: LanguageModel, run_dir: Path) -> None:
 
 
 def _run_dir(cfg: RunConfig, run_dir: Path | str | None) -> Path:
-    from ffnlab.composition import fresh_run_name
-
     return Path(run_dir) if run_dir is not None else Path("outputs") / fresh_run_name(cfg.ffn.name, cfg.seed)
 
 
@@ -352,63 +269,3 @@ def disk_message(error: OSError, run_dir: Path | str) -> str | None:
     if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
         return f"{os.strerror(error.errno)} while writing to {run_dir}; its last checkpoint and ledger are whole"
     return None
-
-
-def _quiet_libraries() -> None:
-    """Lightning's notices speak to programmers of Lightning; what concerns a user is said by the run."""
-    for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    for text in (
-        ".*does not have many workers.*",
-        ".*Consider setting.*pin_memory.*",
-        ".*Your `IterableDataset` has `__len__` defined.*",
-        ".*isinstance.treespec, LeafSpec.*",
-        ".*you defined a `validation_step` but have no `val_dataloader`.*",
-        ".*Checkpoint directory .* exists and is not empty.*",
-        ".*was already called.*",
-    ):
-        warnings.filterwarnings("ignore", message=text)
-
-
-@dataclass(frozen=True)
-class LoadedRun:
-    """A finished or interrupted run, read back."""
-
-    cfg: RunConfig
-    network: LanguageModel
-    data: Data
-    record: dict[str, Any]
-    source: Path
-
-
-def load_config(run_dir: Path | str) -> RunConfig:
-    """The configuration of a run.
-
-    Raises:
-        UserError: ``run_dir`` is no run directory, or its ``config.yaml`` is damaged.
-    """
-    path = Path(run_dir) / "config.yaml"
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{run_dir} is no run directory: it has no config.yaml") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
-    if not isinstance(values, dict):
-        raise UserError(f"{path} does not hold a configuration")
-    return from_plain(values)
-
-
-def load_run(run_dir: Path | str, best: bool = False) -> LoadedRun:
-    """Read back a run: configuration, data and network in eval mode, from its last (or best) checkpoint.
-
-    Raises:
-        UserError: no run directory, no checkpoint, or one that does not fit.
-    """
-    run_dir = Path(run_dir)
-    cfg = load_config(run_dir)
-    record = read_json(run_dir / "run.json")
-    prepared = prepare_run(cfg)
-    source = run_dir / "checkpoints" / (BEST if best else LAST)
-    load_weights(prepared.network, load_checkpoint(source)["state_dict"], source)
-    return LoadedRun(cfg, prepared.network.eval(), prepared.data, record, source)

@@ -1,5 +1,6 @@
 """Weights & Biases as a view of the ledger: it may be offline, slow or broken, and the run goes on."""
 
+import netrc
 import os
 import socket
 from pathlib import Path
@@ -15,15 +16,18 @@ PATIENCE_S = 4.0  # for each of: reaching the server, starting a run, finishing 
 
 
 def _api_key() -> bool:
-    """Whether a key is configured: in the environment, in netrc or in W&B's settings."""
-    import wandb
-
+    """Whether a key is configured: in the environment, or in netrc."""
     if os.environ.get("WANDB_API_KEY"):
         return True
-    try:
-        return bool(wandb.api.api_key)
-    except Exception:  # a broken netrc is no reason to stop
+    host = urlparse(_server()).hostname or ""
+    try:  # where `wandb login` keeps it; asking wandb itself may wait for the network
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
         return False
+
+
+def _server() -> str:
+    return os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
 
 
 def _answers(url: str) -> bool:
@@ -46,9 +50,8 @@ def choose_mode(cfg: WandbConfig) -> tuple[str, str]:
         return "offline", "logger.mode=offline"
     if not _api_key():
         return "offline", "no API key is configured (wandb login)"
-    url = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
-    if not _answers(url):
-        return "offline", f"{urlparse(url).hostname} does not answer"
+    if not _answers(_server()):
+        return "offline", f"{urlparse(_server()).hostname} does not answer"
     return "online", ""
 
 
