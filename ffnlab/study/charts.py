@@ -47,7 +47,7 @@ def theme(scheme: str, legend: bool) -> Spec:
         "title": {"color": ink, "fontSize": 13, "fontWeight": 600, "anchor": "start", "offset": 10},
         "legend": {
             "disable": not legend, "labelColor": ink, "titleColor": muted, "titleFontWeight": "normal", "orient": "bottom",
-            "columns": 5, "labelLimit": 220, "gradientLength": 160,
+            "columns": 5, "symbolOpacity": 1, "labelLimit": 220, "gradientLength": 160,
         },
         "range": {"category": PALETTES[scheme], "heatmap": RAMPS[scheme], "ramp": RAMPS[scheme]},
         "line": {"strokeWidth": 2},
@@ -123,7 +123,7 @@ def loss_curves(analysis: Analysis, curves: "pd.DataFrame", axis: str) -> Spec |
     )
     rows = band.reset_index().to_dict("records")
     # The first steps fall from ln(vocabulary): they would flatten everything that the study is about.
-    early = done[done["step"] >= 0.1 * done["step"].max()]
+    early = done[done["step"] >= 0.25 * done["step"].max()]
     bottom, top = float(done["value"].min()), float(early["value"].max())
     pad = 0.03 * (top - bottom) or 0.01
     x = alt.X("x:Q", title=AXES[axis], axis=alt.Axis(format="~s", tickCount=5, grid=False))
@@ -303,7 +303,7 @@ def rate_curves(analysis: Analysis) -> Spec | None:
         {"arm": plain(r["arm"]), "lr": r["lr"], "loss": r["loss"], "seed": r["seed"], "part": "tuning" if r["seed"] in tuning else "fresh"}
         for r in done[["arm", "lr", "loss", "seed"]].to_dict("records")
     ]
-    x = alt.X("lr:Q", title="learning rate", scale=alt.Scale(type="log", nice=False), axis=alt.Axis(format="~g", grid=False, tickCount=4))
+    x = alt.X("lr:Q", title="learning rate", scale=alt.Scale(type="log", nice=False), axis=alt.Axis(format="~g", grid=False, values=sorted({row["lr"] for row in rows})))
     y = alt.Y("loss:Q", title="final validation loss", scale=alt.Scale(zero=False))
     tip = ["arm:N", alt.Tooltip("lr:Q", format="g"), "seed:Q", "part:N", alt.Tooltip("loss:Q", format=".4f")]
     base = alt.Chart(_data(rows)).encode(x=x, y=y, color=_color(analysis), opacity=_faded(0.8))

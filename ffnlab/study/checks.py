@@ -138,6 +138,9 @@ def _design(study: Study) -> list[Problem]:
                 "This folder has no study.json: neither baseline nor analysis was declared before the runs.",
             )
         )
+    if study.baseline != study.declared_baseline:
+        text = f"The baseline {study.baseline} was chosen for this report; the study declared {study.declared_baseline}."
+        found.append(Problem("undeclared", text))
     return found
 
 

@@ -47,6 +47,7 @@ class Study:
     tuning_seeds: list[int] | None
     cells: "pd.DataFrame"
     varying: list[str] = field(default_factory=list)
+    declared_baseline: str = ""
     declared: bool = True  # False: put together from run directories, so nothing was declared before it ran
 
     @property
@@ -101,6 +102,7 @@ def load_study(path: Path, baseline: str | None = None, kind: str | None = None)
     if study.analysis not in ("unpaired", "paired"):
         raise UserError(f"study.json declares analysis {study.analysis!r}; it must be unpaired or paired.")
     study.baseline = _baseline(study, baseline or manifest.get("baseline"))
+    study.declared_baseline = _baseline(study, manifest.get("baseline")) if baseline else study.baseline
     return study
 
 

@@ -99,6 +99,8 @@ def sentence(arm: Arm, analysis: Analysis) -> str:
         more = f" This study can resolve differences of {number(answer.detectable, 3)} and more"
         more += f"; {_needed(answer)} seeds a block would resolve one as small as this." if answer.difference else "."
     note = f" {answer.note}" if answer.note else ""
+    if not answer.note and (answer.low > 0 or answer.high < 0):
+        note = f" The interval is for this block alone; over {analysis.comparisons} blocks chance gives such a one too often."
     return f"{name}{at} is not resolved against {base}: its loss was {measured} ({between}).{more}{note}{lost}"
 
 
