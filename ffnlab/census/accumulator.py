@@ -23,11 +23,11 @@ from torch import Tensor
 from ffnlab.census.figures import REL, Columns, layer_figures
 
 _DROPPED_BITS = 23 - 5  # of the float32 mantissa: what is left indexes the grid
-# The histogram's window follows the largest entry M seen: it reaches from 8e-3 M down 20 octaves. The RMS of
-# N x d_ff entries is at least M / sqrt(N d_ff), so the final threshold is not below it up to 2^34 entries.
-# It is above it only if the final RMS is 8 times the largest entry of the first batch: see `_below`.
-_WINDOW = 20 * 32
-_HEADROOM = 8
+# The window of the histogram reaches from 4e-3 of the RMS so far down 12 octaves. It is placed only when _FIRST vectors
+# are there (they wait until then), so that one odd token or a small first batch does not decide.
+_WINDOW = 12 * 32
+_HEADROOM = 4
+_FIRST = 256
 
 
 def _grid_index(value: float) -> int:
@@ -58,8 +58,9 @@ class NeuronAccumulator:
         self.sum_abs = torch.zeros(d_ff, dtype=torch.float64, device=self.device)
         self.zeros = torch.zeros(d_ff, dtype=torch.int64, device=self.device)
         self._small = torch.zeros(d_ff, _WINDOW, dtype=torch.int32, device=self.device)
-        self._top = 0  # grid index just above the window; 0 while every entry was zero
-        self._lowest_top = 0  # the window's first position: larger entries were not all kept
+        self._waiting: list[Tensor] = []  # |hidden| of the first vectors
+        self._top = 0  # grid index just above the window; 0 before it is placed
+        self._lowest_top = 0  # where it was placed first: entries above were not all kept
 
     def update(self, hidden: Tensor, pre: Tensor | None = None, start: int | None = None) -> None:
         """Count hidden vectors `(..., d_ff)` and, where the block has them, their pre-activations.
@@ -95,20 +96,36 @@ class NeuronAccumulator:
         abs64_TF = abs_TF.double()
         self.sum_abs += ones_T.double() @ abs64_TF
         self.sum_squares[range_index] += ones_T.double() @ abs64_TF.square_()
-        self.zeros += (ones_T @ (abs_TF == 0).float()).long()
-        if largest > 0:
-            self._raise_top(_grid_index(_HEADROOM * REL * largest) + 1)
-        if self._top:
-            self._count_small(abs_TF)
+        self.zeros += len(abs_TF) - (ones_T @ abs_TF.sign()).long()
         if pre_TF is not None:
             pre_F = pre_TF.amax(0)
             torch.maximum(self.max_pre[range_index], pre_F, out=self.max_pre[range_index])
         self.n += len(hidden_TF)
+        if self._top:
+            self._place_window()
+            self._count_small(abs_TF)
+        else:
+            self._waiting.append(abs_TF)
+            if self.n >= _FIRST:
+                self._flush()
+
+    def _flush(self) -> None:
+        """Place the window and count what has waited for it. While all entries are zero there is none to place."""
+        self._place_window()
+        for abs_TF in self._waiting if self._top else []:
+            self._count_small(abs_TF)
+        self._waiting.clear()
+
+    def _place_window(self) -> None:
+        rms = math.sqrt(float(self.sum_squares.sum()) / (max(self.n, 1) * self.d_ff))
+        if rms > 0:
+            self._raise_top(_grid_index(_HEADROOM * REL * rms) + 1)
 
     def _count_small(self, abs_TF: Tensor) -> None:
-        flat = abs_TF.reshape(-1)
-        where = ((flat < _grid_value(self._top)) & (flat > 0)).nonzero().squeeze(1)
-        cell = (flat[where].view(torch.int32) >> _DROPPED_BITS) - (self._top - _WINDOW)
+        # A comparison that writes floats is faster than one that writes bools. Zeros are counted elsewhere.
+        small_TF = torch.lt(abs_TF, _grid_value(self._top), out=torch.empty_like(abs_TF)).mul_(abs_TF)
+        where = small_TF.view(-1).nonzero().squeeze(1)
+        cell = (small_TF.view(-1)[where].view(torch.int32) >> _DROPPED_BITS) - (self._top - _WINDOW)
         index = where % self.d_ff * _WINDOW + cell.clamp_(min=0)  # cell 0 also holds all that is smaller
         self._small.view(-1).index_add_(0, index, torch.ones_like(index, dtype=torch.int32))
 
@@ -125,6 +142,8 @@ class NeuronAccumulator:
 
     def merge(self, other: NeuronAccumulator) -> None:
         """Add what another accumulator (other tokens, same layer, same N) has counted."""
+        self._flush()
+        other._flush()
         if (other.d_ff, other.n_tokens) != (self.d_ff, self.n_tokens):
             raise ValueError("only accumulators of the same width and N can be merged")
         top = max(self._top, other._top)
@@ -144,6 +163,7 @@ class NeuronAccumulator:
 
     def all_reduce(self) -> None:
         """`merge` over the processes of `torch.distributed`: afterwards all hold the whole."""
+        self._flush()
         n = torch.tensor([self.n], device=self.device)
         dist.all_reduce(n, dist.ReduceOp.SUM)
         top = torch.tensor([self._top], device=self.device)
@@ -170,6 +190,7 @@ class NeuronAccumulator:
         `column_norm`: norm of each neuron's column in `down`. `exact_zero`: whether this block's hidden
         can be exactly zero on a half line. `gradient`: mean norm of each neuron's incoming gradient.
         """
+        self._flush()
         n = max(self.n, 1)
         mean_square = (self.sum_squares.sum(0) / n).cpu().numpy()
         rms = math.sqrt(mean_square.mean())
@@ -210,15 +231,19 @@ class NeuronAccumulator:
     def _below(self, threshold: float) -> tuple[np.ndarray, float]:
         """Entries per neuron below the grid value nearest to `threshold`, and that value.
 
-        Missing (NaN) rather than wrong in the odd case that the first batch was so small against the rest
-        that entries between its window and the threshold were not kept.
+        Missing (NaN) rather than wrong when the threshold left the window: that takes an RMS over all tokens
+        4 times that of the first ones, or 250 times below it.
         """
+        zeros = self.zeros.double().cpu().numpy()
+        if not self._top:
+            return zeros, threshold
         low = _grid_index(threshold)
         candidates = (_grid_value(low), _grid_value(low + 1))
         nearest = low + int(candidates[1] - threshold < threshold - candidates[0])
-        cells = min(max(nearest - (self._top - _WINDOW), 0), _WINDOW)
-        below = (self.zeros + self._small[:, :cells].sum(1)).double().cpu().numpy()
-        return np.where(nearest > self._lowest_top, np.nan, below), _grid_value(nearest)
+        cells = nearest - (self._top - _WINDOW)
+        if cells < 1 or nearest > self._lowest_top:
+            return np.full(self.d_ff, np.nan), _grid_value(nearest)
+        return zeros + self._small[:, :cells].sum(1).cpu().numpy(), _grid_value(nearest)
 
     @staticmethod
     def _or_missing(values: Tensor) -> np.ndarray:

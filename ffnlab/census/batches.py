@@ -72,12 +72,12 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def first_row(batch: Any) -> Any:
-    """Keep the first sequence of a batch."""
+    """Copy the first sequence of a batch. A copy, so that no gradient meets a tensor made in inference mode."""
     if isinstance(batch, Mapping):
-        return {name: value[:1] for name, value in batch.items()}
+        return {name: value[:1].clone() for name, value in batch.items()}
     if isinstance(batch, tuple | list):
-        return tuple(item[:1] for item in batch)
-    return batch[:1]
+        return tuple(item[:1].clone() for item in batch)
+    return batch[:1].clone()
 
 
 def spread(total: int, picks: int) -> set[int]:
