@@ -10,13 +10,17 @@ from ffnlab.errors import UserError
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run_dir", metavar="RUN_DIR", help="a run directory, e.g. outputs/20261130-081500-swiglu-s0-557d")
+    parser.add_argument(
+        "run_dir", metavar="RUN_DIR", help="a run directory, e.g. outputs/20261130-081500-swiglu-s0-557d"
+    )
     parser.add_argument("--prompt", default="\n", help="what to continue (default: an empty line)")
     parser.add_argument("--tokens", type=int, default=200, help="how many tokens to add (default 200)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy (default 0.8)")
     parser.add_argument("--top-k", type=int, help="choose among the k likeliest tokens only")
     parser.add_argument("--seed", type=int, default=0, help="the same seed writes the same text (default 0)")
-    parser.add_argument("--best", action="store_true", help="the checkpoint with the best validation loss, not the last")
+    parser.add_argument(
+        "--best", action="store_true", help="the checkpoint with the best validation loss, not the last"
+    )
     return parser.parse_args(arguments)
 
 

@@ -6,7 +6,7 @@ alone therefore start from bit-identical attention, embedding and norm weights, 
 ============================  =====================================================================
 name                          start
 ============================  =====================================================================
-``*norm.weight``              1
+``*_norm.weight``             1
 ``*.bias``                    0
 ``*.ffn.down.weight``         ``normal``: N(0, 0.02); ``scaled``: N(0, 0.02 / sqrt(2 n_layers)), as
                               GPT-2 (Radford et al. 2019); ``zero``: 0
@@ -53,6 +53,9 @@ def _std(name: str, parameter: nn.Parameter, n_layers: int, down_init: DownInit)
 def initialise(model: LanguageModel, init_seed: int, down_init: DownInit = "scaled") -> None:
     """Set every parameter as the table above says. A tied head is drawn once, as the embedding."""
     for name, parameter in model.named_parameters():
+        if name.endswith("_norm.weight"):
+            parameter.fill_(1.0)
+            continue
         std = _std(name, parameter, model.n_layers, down_init)
         if std is not None:
             start = torch.zeros(parameter.shape)
