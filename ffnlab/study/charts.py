@@ -29,6 +29,7 @@ VERDICTS = {BETTER: "#16915a", WORSE: "#d2445a", NOT_RESOLVED: "#808894", TOO_FE
 RAMPS = {"light": ["#f1f4f8", "#9fc3ee", "#3f7fd0", "#123c7c"], "dark": ["#1d222b", "#27528f", "#5b9bea", "#d8e9ff"]}
 INK = {"light": ("#1d232b", "#5b6470", "#e3e7ec", "#ffffff"), "dark": ("#e8ebef", "#a7b0bd", "#2c333d", "#14181d")}
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+ZERO = "datum.value === 0 ? '0' : datum.label"
 AXES = {"step": "steps", "tokens": "tokens", "flops": "training FLOPs", "seconds": "seconds"}
 
 
@@ -62,6 +63,14 @@ def png(spec: Spec, width: int = 640) -> bytes:
 
     fixed = copy.deepcopy(spec) | {"width": width, "config": theme("light", legend=True), "padding": 16}
     return bytes(vl_convert.vegalite_to_png(fixed, scale=2))
+
+
+def without_legend(spec: Spec) -> Spec:
+    """For the page, which has legends and captions of its own."""
+    spec = copy.deepcopy(spec)
+    if "color" in spec.get("encoding", {}):
+        spec["encoding"]["color"]["legend"] = None
+    return spec
 
 
 def javascript() -> str:
@@ -126,7 +135,7 @@ def loss_curves(analysis: Analysis, curves: "pd.DataFrame", axis: str) -> Spec |
     early = done[done["step"] >= 0.25 * done["step"].max()]
     bottom, top = float(done["value"].min()), float(early["value"].max())
     pad = 0.03 * (top - bottom) or 0.01
-    x = alt.X("x:Q", title=AXES[axis], axis=alt.Axis(format="~s", tickCount=5, grid=False))
+    x = alt.X("x:Q", title=AXES[axis], axis=alt.Axis(format="~s", labelExpr=ZERO, tickCount=5, grid=False))
     y_scale = alt.Scale(domain=[bottom - pad, top + pad], zero=False, nice=False)
     base = alt.Chart(_data(rows))
     layers = [
@@ -135,7 +144,7 @@ def loss_curves(analysis: Analysis, curves: "pd.DataFrame", axis: str) -> Spec |
             y=alt.Y("low:Q", title="validation loss (nats per token)", scale=y_scale),
             y2="high:Q",
             color=_color(analysis),
-            opacity=_faded(0.14, 0.02),
+            opacity=_faded(0.1, 0.02),
         ),
         base.mark_line(clip=True).encode(x=x, y=alt.Y("mean:Q", scale=y_scale), color=_color(analysis), opacity=_faded()),
         base.mark_point(clip=True, filled=True, size=26).encode(
@@ -198,7 +207,7 @@ def forest(analysis: Analysis, which: int = 0) -> Spec | None:
     ]
     zero = alt.Chart(alt.InlineData(values=[{"x": 0}])).mark_rule(strokeDash=[3, 3]).encode(x="x:Q")
     wide = base.mark_rule(strokeWidth=1.2).encode(
-        x=alt.X("wide_low:Q", title=x_title, axis=alt.Axis(format="+.2~f", tickCount=5)), x2="wide_high:Q", y=y, color=color, tooltip=tip,
+        x=alt.X("wide_low:Q", title=x_title, axis=alt.Axis(format="+.2~f", labelExpr=ZERO, tickCount=5)), x2="wide_high:Q", y=y, color=color, tooltip=tip,
     )  # fmt: skip
     thick = base.mark_rule(strokeWidth=5, strokeCap="round", opacity=0.45).encode(x="low:Q", x2="high:Q", y=y, color=color, tooltip=tip)
     point = base.mark_point(filled=True, size=80, opacity=1).encode(x="difference:Q", y=y, color=color, tooltip=tip)

@@ -59,14 +59,14 @@ def problems(study: Study) -> list[Problem]:
     def report(kind: str, mask: "pd.Series[bool]", text: str) -> None:
         names = tuple(sorted(cells.loc[mask, "cell"]))
         if names:
-            found.append(Problem(kind, f"{len(names)} of {len(cells)} cells {text}: {_list(names)}.", names))
+            found.append(Problem(kind, f"{text}: {len(names)} of {len(cells)} cells ({_list(names)}).", names))
 
     status = cells["status"]
-    report("diverged", status == "diverged", "diverged; they have no loss and are counted, not averaged")
-    report("failed", status == "failed", "failed")
-    report("missing", status == "missing", "have not been run")
-    report("unfinished", ~status.isin(["diverged", "failed", "missing", "finished"]), "have not finished")
-    report("stale", cells["stale"] | _other_code(cells), "are stale: the code or the data changed after they ran")
+    report("diverged", status == "diverged", "Diverged, without a loss, counted and not averaged")
+    report("failed", status == "failed", "Failed")
+    report("missing", status == "missing", "Not run yet")
+    report("unfinished", ~status.isin(["diverged", "failed", "missing", "finished"]), "Not finished")
+    report("stale", cells["stale"] | _other_code(cells), "Stale, run before the code or the data changed")
     arms = sorted(cells.loc[cells["matched"].eq(False), "arm"].unique())
     if arms:
         found.append(
@@ -80,7 +80,7 @@ def problems(study: Study) -> list[Problem]:
         )
     found.extend(_design(study))
     dirty = cells["dirty"].astype(bool)
-    report("dirty", dirty, "ran from a working tree with uncommitted changes")
+    report("dirty", dirty, "Run from a working tree with uncommitted changes")
     return found
 
 

@@ -24,6 +24,7 @@ NOT_SETTINGS = re.compile(
     r"^(ffn|seed|init_seed|data_seed|study|name|resume|retry|stale|analysis|baseline|kind|experiment)$"
     r"|^(hydra|logger|trainer|paths|ffn\.(name|target|_target_)|train\.(log_every|val_every|val_batch_size|compile|checkpoint_blocks))(/|\.|$)"
 )
+UNMATCHED = " (unmatched)"
 LAYER = re.compile(r"^(?P<metric>[^_].*)_L(?P<layer>\d+)$")
 
 
@@ -85,6 +86,10 @@ def load_study(path: Path, baseline: str | None = None, kind: str | None = None)
         row["settings"] = {short[key]: row["all_settings"].get(key, "default") for key in varying}
         row["arm"] = " · ".join([row["block"], *(f"{key}={value}" for key, value in row["settings"].items())])
         row["conditions"] = _conditions(row.pop("all_settings"))
+    # A comparison that is not at equal budgets says so wherever the arm is named.
+    unmatched = {row["arm"] for row in rows if row["matched"] is False}
+    for row in rows:
+        row["arm"] += UNMATCHED if row["arm"] in unmatched else ""
     cells = pd.DataFrame(rows)
     tuning = manifest.get("tuning_seeds")
     study = Study(
@@ -111,8 +116,9 @@ def _baseline(study: Study, wanted: str | None) -> str:
     arms = study.arms
     if wanted is None:
         wanted = "gelu" if "gelu" in set(study.cells["block"]) else arms[0]
-    if wanted in arms:
-        return wanted
+    for arm in (wanted, wanted + UNMATCHED):
+        if arm in arms:
+            return arm
     of_block = study.cells.loc[study.cells["block"] == wanted, "arm"]
     if of_block.empty:
         raise UserError(f"The baseline {wanted!r} is not in the study. Choose one of: {', '.join(arms)}.")

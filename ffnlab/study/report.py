@@ -104,7 +104,8 @@ def page(analysis: Analysis, curves: "pd.DataFrame", prefix: str = "") -> Page:
     for axis, label in charts.AXES.items():
         add("curves", f"loss-{axis}", f"Against {label}", "", charts.loss_curves(analysis, curves, axis))
     for arm, spec in charts.dead_maps(analysis, curves).items():
-        add("dead", f"dead-{arm}", words.plain(arm), "", spec)
+        top = spec["encoding"]["color"]["scale"]["domain"][1]
+        add("dead", f"dead-{arm}", words.plain(arm), f"Full colour is {words.percent(top)}.", spec)
     for metric, spec in charts.profiles(analysis).items():
         add("profiles", f"profile-{metric}", metric, "", spec)
     taken: set[str] = set()
@@ -140,6 +141,7 @@ def environment() -> "jinja2.Environment":
     )
     env.filters["md"] = escape_markdown
     env.filters["plain"] = words.plain
+    env.filters["without_legend"] = charts.without_legend
     env.globals["w"] = words
     return env
 

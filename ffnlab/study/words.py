@@ -95,7 +95,7 @@ def sentence(arm: Arm, analysis: Analysis) -> str:
     if answer.verdict in (BETTER, WORSE):
         return f"{name}{at} is {answer.verdict} than {base}: its loss is {measured} ({between}).{lost}"
     more = ""
-    if not math.isnan(answer.detectable):
+    if not math.isnan(answer.detectable) and not answer.note:
         more = f" This study can resolve differences of {number(answer.detectable, 3)} and more"
         more += f"; {_needed(answer)} seeds a block would resolve one as small as this." if answer.difference else "."
     note = f" {answer.note}" if answer.note else ""
