@@ -108,6 +108,18 @@ class NoLogger:
 
 
 @dataclass(config=STRICT)
+class CopyTaskConfig:
+    """The goal of ``experiment=copy_task``: a run that has one ends when it is reached, and fails otherwise.
+
+    ``loss``: nats per token of the copied half. ``generalise``: trained on fresh sequences, measured on held-out ones
+    (the data follows this key).
+    """
+
+    loss: PositiveFloat = 0.01
+    generalise: bool = False
+
+
+@dataclass(config=STRICT)
 class RunConfig:
     """Everything that defines a run. ``trainer`` holds ``lightning.Trainer``'s own arguments."""
 
@@ -124,6 +136,26 @@ class RunConfig:
     init_seed: NonNegativeInt = 0
     data_seed: NonNegativeInt = 0
     study: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")] | None = None  # a folder name
+    copy_task: CopyTaskConfig | None = None
+
+
+@dataclass(config=STRICT)
+class StudyConfig:
+    """How a study is run and read; nothing here changes what a cell computes.
+
+    ``fresh_seeds``: once the cells of the sweep have run, each block is run on these seeds at the learning rate that
+    did best (``kind=lr_sensitivity``).
+    """
+
+    analysis: Literal["unpaired", "paired"] | None = None
+    baseline: str | None = None
+    retry: bool = False
+    stale: Literal["keep", "rerun"] | None = None
+    kind: Literal["blocks", "noise_floor", "lr_sensitivity"] | None = None
+    fresh_seeds: list[NonNegativeInt] | None = None
+
+
+STUDY_KEYS = tuple(StudyConfig.__dataclass_fields__)
 
 
 def from_plain(values: dict[str, Any]) -> RunConfig:
@@ -175,11 +207,23 @@ def from_hydra(cfg: Any, ffn_choice: str | None) -> RunConfig:
         values: Any = OmegaConf.to_container(cfg, resolve=True)
     except OmegaConfBaseException as error:
         raise UserError(f"the configuration does not resolve: {str(error).splitlines()[0]}") from error
-    for key in ("experiment", "resume"):  # how a run is started, not what it is
+    for key in ("experiment", "resume", "preset", *STUDY_KEYS):  # how a run is started, not what it is
         values.pop(key, None)
     if isinstance(values.get("ffn"), dict) and ffn_choice:
         values["ffn"].setdefault("name", ffn_choice.rpartition("/")[2])
     return from_plain(values)
+
+
+def study_from_hydra(cfg: Any) -> StudyConfig:
+    """The keys of a study among what Hydra composed.
+
+    Raises:
+        UserError: a value that is not allowed.
+    """
+    from omegaconf import OmegaConf
+
+    values: Any = OmegaConf.to_container(OmegaConf.masked_copy(cfg, list(STUDY_KEYS)), resolve=True)
+    return validate(StudyConfig, values)
 
 
 def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None) -> RunConfig:

@@ -7,6 +7,7 @@ config -> data -> block factory -> ``d_ff`` from the budget -> network -> initia
 import contextlib
 import errno
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,17 +23,27 @@ from ffnlab.composition import fresh_run_name
 from ffnlab.config import RunConfig, to_plain
 from ffnlab.errors import UserError
 from ffnlab.ffn import locate
-from ffnlab.model import LanguageModel
+from ffnlab.run_dir import check_run_dir
 from ffnlab.training.batches import Cut, TrainStream, ValStream, loader
-from ffnlab.training.checkpoints import FINAL, Checkpoints, load_checkpoint, load_weights, newest_checkpoint
-from ffnlab.training.engine import quiet_libraries, trainer_arguments
+from ffnlab.training.checkpoints import (
+    FINAL,
+    Checkpoints,
+    FlushedFiles,
+    Saved,
+    load_weights,
+    newest_checkpoint,
+    write_flushed,
+)
+from ffnlab.training.copy_task import CopyTaskFailed, CopyTaskGoal, copy_task_goal, not_finite
+from ffnlab.training.engine import check_processes, n_processes, quiet_libraries, trainer_arguments
 from ffnlab.training.environment import code_fingerprint, command, git_state, hardware, versions
 from ffnlab.training.face import parameters_by_part, run_table, say_result
 from ffnlab.training.guard import Diverged
 from ffnlab.training.interruption import Interrupted, Interruption
-from ffnlab.training.ledger import Ledger, read_json
+from ffnlab.training.ledger import Ledger, finished_result, read_json
 from ffnlab.training.metrics import Curves, DropoutStream
 from ffnlab.training.module import LMModule
+from ffnlab.training.parallel import data_share, lent_environment, make_strategy, process_rank
 from ffnlab.training.preparation import Prepared, prepare_run
 from ffnlab.training.progress import ProgressLine
 from ffnlab.training.wandb_view import close_wandb, open_wandb
@@ -63,26 +74,45 @@ def train(
         Interrupted: a signal came; a checkpoint was saved.
     """
     quiet_libraries()
-    first = int(os.environ.get("LOCAL_RANK", 0)) == 0
+    first = process_rank() == 0
     console = console if console is not None and first else Console(quiet=not first)
-    arguments = trainer_arguments(cfg)
-    run_dir = _run_dir(cfg, run_dir)
-    _check_writable(run_dir)
-    prepared = prepare_run(cfg)
-    if resume and (run_dir / "result.json").exists():
-        console.print(f"{run_dir} is finished already", highlight=False, soft_wrap=True)
-        return {k: v for k, v in read_json(run_dir / "result.json").items() if v is not None}
+    run_dir = Path(run_dir) if run_dir is not None else Path("outputs") / fresh_run_name(cfg.ffn.name, cfg.seed)
+    check_run_dir(run_dir)
+    with Interruption() as interruption, lent_environment():
+        return _train(cfg, run_dir, resume, console, callbacks, interruption, first)
 
-    checkpoint: tuple[Path, int] | None = None
+
+def _train(
+    cfg: RunConfig,
+    run_dir: Path,
+    resume: bool,
+    console: Console,
+    callbacks: Sequence[lightning.Callback],
+    interruption: Interruption,
+    first: bool,
+) -> dict[str, float]:
+    def say(line: str) -> None:
+        console.print(line, highlight=False, soft_wrap=True)
+
+    if resume and first and (finished := finished_result(run_dir)) is not None:
+        say(f"{run_dir} is finished already")
+        return finished
+    arguments = trainer_arguments(cfg)
+    prepared = prepare_run(cfg)
+    check_processes(cfg, arguments, prepared.network)
+
+    checkpoint: Saved | None = None
     if not first:
-        ledger = Ledger(run_dir, prepared.tokens_per_step)
-        checkpoint = newest_checkpoint(run_dir) if resume else None
+        ledger = Ledger.join(run_dir, prepared.tokens_per_step)
+        checkpoint = newest_checkpoint(run_dir, say) if resume else None
     elif resume:
         _check_same(run_dir, prepared)
-        checkpoint = newest_checkpoint(run_dir)
+        checkpoint = newest_checkpoint(run_dir, say)
         if checkpoint:
-            load_weights(prepared.network, load_checkpoint(checkpoint[0])["state_dict"], checkpoint[0])
-        ledger = Ledger.reopen(run_dir, prepared.tokens_per_step, checkpoint[1] if checkpoint else -1)
+            load_weights(prepared.network, checkpoint.state, checkpoint.path)
+            ledger = Ledger.reopen(run_dir, prepared.tokens_per_step, checkpoint.step, checkpoint.points)
+        else:
+            ledger = Ledger.reopen(run_dir, prepared.tokens_per_step, step=0, points=0)
     else:
         ledger = Ledger.create(run_dir, prepared.tokens_per_step, to_plain(cfg), _record(cfg, prepared))
 
@@ -93,24 +123,35 @@ def train(
         )
     )
     if checkpoint:
-        console.print(f"going on from step {checkpoint[1]} ({checkpoint[0].name})", highlight=False)
+        say(f"going on from step {checkpoint.step} ({checkpoint.path.name})")
 
     wandb_logger: WandbLogger | None = None
     result: dict[str, float] = {}
+    goal: CopyTaskGoal | None = None
     try:
         if first:
             run_id = ledger.record.get("wandb_id")
             wandb_logger = open_wandb(cfg, run_dir, prepared.tokens_per_step, console, run_id)
             if wandb_logger is not None and run_id is None:
                 ledger.update(wandb_id=wandb_logger.experiment.id)
-        result = _fit(cfg, prepared, ledger, wandb_logger, arguments, checkpoint, console, callbacks)
+        if cfg.copy_task is not None:
+            goal = copy_task_goal(cfg.copy_task, prepared.data, console)
+            callbacks = [*callbacks, goal]
+        result = _fit(
+            cfg, prepared, ledger, wandb_logger, arguments, checkpoint, console, callbacks, interruption
+        )
+        if goal is not None:
+            result |= goal.result
+        interruption.leave()  # what is left takes a moment, and is done
+        ledger.finish(result)
     except BaseException as error:
         _record_failure(ledger, error)
+        if goal is not None and isinstance(error, Diverged):
+            raise CopyTaskFailed(not_finite(error)) from error
         raise
     finally:
         close_wandb(wandb_logger, result, failed=not result)
     if first:
-        ledger.finish(result)
         wandb_dir = Path(wandb_logger.experiment.settings.sync_dir) if wandb_logger is not None else None
         say_result(console, cfg, run_dir, result, wandb_dir)
     return result
@@ -122,23 +163,25 @@ def _fit(
     ledger: Ledger,
     wandb_logger: WandbLogger | None,
     arguments: dict[str, Any],
-    checkpoint: tuple[Path, int] | None,
+    checkpoint: Saved | None,
     console: Console,
     callbacks: Sequence[lightning.Callback],
+    interruption: Interruption,
 ) -> dict[str, float]:
     module = LMModule(prepared.network, cfg.optim, prepared.n_steps, prepared.data.bytes_per_token)
     if cfg.train.compile:
         prepared.network.compile()
     torch.set_flush_denormal(True)
-    checkpoints = Checkpoints(ledger.run_dir)
+    checkpoints = Checkpoints(ledger)
+    interruption.save = checkpoints.save
     census = CensusCallback(
         prepared.data, ledger.run_dir, cfg.census.tokens, cfg.census.final_tokens, title=ledger.run_dir.name
     )
     curves = Curves(cfg.train.log_every, prepared.tokens_per_step, prepared.flops_per_token)
-    interruption = Interruption(checkpoints.save)
     parts = int(arguments.get("accumulate_grad_batches", 1))
     trainer = lightning.Trainer(
-        **arguments,
+        **arguments | {"strategy": make_strategy(arguments.get("strategy", "auto"), n_processes(arguments))},
+        plugins=[FlushedFiles()],
         max_steps=prepared.n_steps,
         max_epochs=-1,
         val_check_interval=cfg.train.val_every * parts,
@@ -163,34 +206,39 @@ def _fit(
             *callbacks,
         ],
     )
-    world, rank = trainer.world_size, trainer.global_rank
+    world, rank = module.share = data_share(arguments, trainer)
     cut = Cut(cfg.train.batch_size, parts, world, rank)
     stream = TrainStream(prepared.data, cfg.data_seed, cut, lambda: trainer.global_step)
     partly = ValStream(prepared.data, cfg.train.val_batch_size, cfg.train.val_tokens, world, rank)
     wholly = ValStream(prepared.data, cfg.train.val_batch_size, None, world, rank)
-    with interruption:
-        ledger.restart_clock()
-        try:
-            trainer.fit(
-                module,
-                loader(stream),
-                loader(partly),
-                ckpt_path=str(checkpoint[0]) if checkpoint else None,
-                weights_only=True,
-            )
-            trainer.validate(module, loader(wholly), verbose=False)
-        except NonFiniteError as error:
-            lr = float(trainer.optimizers[0].param_groups[0]["lr"]) if trainer.optimizers else cfg.optim.lr
-            raise Diverged(trainer.global_step, f"{error.tensor} of layer {error.layer}", lr) from error
+    ledger.restart_clock()
+    try:
+        trainer.fit(
+            module,
+            loader(stream),
+            loader(partly),
+            ckpt_path=str(checkpoint.path) if checkpoint else None,
+            weights_only=True,
+        )
+        trainer.validate(module, loader(wholly), verbose=False)
+    except NonFiniteError as error:
+        lr = float(trainer.optimizers[0].param_groups[0]["lr"]) if trainer.optimizers else cfg.optim.lr
+        raise Diverged(trainer.global_step, f"{error.tensor} of layer {error.layer}", lr) from error
+    except BaseException:
+        if trainer.strategy.launcher is not None:
+            trainer.strategy.launcher.kill(signal.SIGTERM)
+        raise
+    weights = module.whole_network().state_dict()
     if trainer.is_global_zero:
-        _save_weights(prepared.network, ledger.run_dir)
+        _save_weights(weights, ledger.run_dir)
     seconds = ledger.seconds
-    tokens = prepared.n_steps * prepared.tokens_per_step
+    steps = trainer.global_step  # fewer than n_steps where a goal was reached
+    tokens = steps * prepared.tokens_per_step
     return {
         **module.val_metrics,
         **census.final,
         "train/loss": curves.last.get("train/loss", float("nan")),
-        "steps": float(prepared.n_steps),
+        "steps": float(steps),
         "tokens": float(tokens),
         "seconds": round(seconds, 3),
         "tokens_per_s": curves.mean_tokens_per_s,
@@ -198,27 +246,15 @@ def _fit(
     }
 
 
-def _save_weights(network: LanguageModel, run_dir: Path) -> None:
-    from safetensors.torch import save_model
+def _save_weights(weights: dict[str, torch.Tensor], run_dir: Path) -> None:
+    """The final weights without anything around them; a tied head is the embedding and is not written twice."""
+    from safetensors.torch import save
 
+    if weights["head.weight"].data_ptr() == weights["token_embedding.weight"].data_ptr():
+        del weights["head.weight"]
     temporary = run_dir / "checkpoints" / "final.tmp"
-    save_model(network, str(temporary))
+    write_flushed(temporary, save({name: tensor.contiguous() for name, tensor in weights.items()}))
     temporary.replace(run_dir / "checkpoints" / FINAL)
-
-
-def _run_dir(cfg: RunConfig, run_dir: Path | str | None) -> Path:
-    return Path(run_dir) if run_dir is not None else Path("outputs") / fresh_run_name(cfg.ffn.name, cfg.seed)
-
-
-def _check_writable(run_dir: Path) -> None:
-    """Refuse an unwritable place before minutes are spent; the nearest existing parent decides."""
-    if any(character in str(run_dir.name) for character in "= "):
-        raise UserError(f"the run directory's name '{run_dir.name}' must not hold '=' or spaces")
-    place = run_dir.absolute()
-    while not place.exists():
-        place = place.parent
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise UserError(f"cannot write to the run directory {run_dir}: {place} is not a writable folder")
 
 
 def _record(cfg: RunConfig, prepared: Prepared) -> dict[str, Any]:

@@ -1,0 +1,196 @@
+"""The copy task as a smoke test: stop as soon as it is solved, and say what is wrong when it is not.
+
+Solved means both: the loss on the copied half, over all fixed sequences and in eval mode, is under the goal; and greedy
+generation from ``BOS, x, SEP`` alone reproduces every one of them. The second cannot be had by seeing the future.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import lightning
+import torch
+from rich.console import Console
+from torch import nn
+
+from ffnlab.config import CopyTaskConfig
+from ffnlab.data import CopyTask
+from ffnlab.errors import UserError
+from ffnlab.model import LanguageModel
+from ffnlab.training.guard import Diverged
+
+STILL = 0.01  # a relative change of the loss that counts as none
+LOOK_EVERY = 10  # steps between two measurements while the goal is far off
+
+
+class CopyTaskFailed(UserError):
+    """The copy task was not solved; the text says which of the causes that can be told apart it was."""
+
+
+@dataclass
+class Evidence:
+    """What the run showed.
+
+    ``starved`` names parameters that never received a gradient; ``dropout`` is the largest rate in the network.
+    """
+
+    goal: float
+    first: float = float("nan")
+    best: float = float("inf")
+    worst: float = float("-inf")
+    last: float = float("nan")
+    exact: int = 0
+    n: int = 0
+    step: int = 0
+    lr: float = 0.0
+    dropout: float = 0.0
+    starved: list[str] = field(default_factory=list)
+
+    def see(self, loss: float) -> None:
+        """Take in one measurement."""
+        if math.isnan(self.first):
+            self.first = loss
+        self.best, self.worst, self.last = min(self.best, loss), max(self.worst, loss), loss
+
+    @property
+    def solved(self) -> bool:
+        """Both conditions hold."""
+        return self.last < self.goal and self.exact == self.n > 0
+
+
+def diagnose(seen: Evidence) -> str:
+    """The likely cause of a failure, as far as it can be told."""
+    if seen.last < seen.goal:
+        return (
+            f"copy task: the loss is {seen.last:.4f}, yet generation reproduces {seen.exact} of {seen.n} sequences: "
+            "a leak from the future; is attention causal?"
+        )
+    steps = f"after {seen.step} steps"
+    if max(seen.worst - seen.first, seen.first - seen.best) <= STILL * seen.first:
+        if seen.lr == 0:
+            cause = "optim.lr is 0"
+        elif seen.starved:
+            cause = f"dead gradient, none reaches {_some(seen.starved)}"
+        else:
+            cause = f"the learning rate, {seen.lr:g} at most, is too small for so few steps"
+        return f"copy task: the loss never moved ({seen.first:.3f} at the start, {seen.last:.3f} {steps}): {cause}"
+    where = f"copy task: the loss moved but is stuck ({seen.first:.3f} at the start, {seen.last:.3f} {steps}"
+    causes = ["norm or residual wired wrong"]
+    if seen.dropout > 0:
+        causes.insert(0, f"dropout too high (up to {seen.dropout:g})")
+    if seen.starved:
+        causes.insert(0, f"dead gradient in {_some(seen.starved)}")
+    if seen.last > seen.first:
+        causes.insert(0, f"the learning rate, {seen.lr:g}, too high")
+    return f"{where}, goal {seen.goal:g}): {', or '.join(causes)}"
+
+
+def not_finite(error: Diverged) -> str:
+    """The message for a run that left the numbers."""
+    what = "initialisation" if error.step <= 1 else "learning rate or initialisation"
+    return (
+        f"copy task: not finite in step {error.step}, first in {error.tensor}: {what} "
+        f"(optim.lr is {error.lr:g} there; lower it, or look at what that tensor is made from)"
+    )
+
+
+def _some(names: list[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+class CopyTaskGoal(lightning.Callback):
+    """Ends the run when the task is solved; otherwise, at its end, raises ``CopyTaskFailed`` with the diagnosis."""
+
+    def __init__(self, cfg: CopyTaskConfig, task: CopyTask, console: Console) -> None:
+        self.task, self.console = task, console
+        self.seen = Evidence(goal=cfg.loss, n=len(task.sequences_NL))
+        self._unfed: set[str] | None = None
+
+    @property
+    def result(self) -> dict[str, float]:
+        """For the run's result: the loss in eval mode, the share of sequences reproduced, the steps it took."""
+        return {
+            "copy/loss": self.seen.last,
+            "copy/exact": self.seen.exact / self.seen.n,
+            "copy/steps": float(self.seen.step),
+        }
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+        """Measure the start."""
+        rates = [module.p for module in pl_module.network.modules() if isinstance(module, nn.Dropout)]
+        attention = [float(block.attention.dropout) for block in pl_module.network.blocks]
+        self.seen.dropout = max([0.0, *rates, *attention])
+        self._measure(pl_module.network, generate=False)
+
+    def on_before_optimizer_step(self, trainer: lightning.Trainer, pl_module: Any, optimizer: Any) -> None:
+        """Note the rate, and which parameters have had a gradient by now."""
+        self.seen.lr = max(self.seen.lr, float(optimizer.param_groups[0]["lr"]))
+        parameters = dict(pl_module.network.named_parameters())
+        if self._unfed is None:
+            self._unfed = set(parameters)
+        for name in list(self._unfed):
+            gradient = parameters[name].grad
+            if gradient is not None and bool(gradient.any()):
+                self._unfed.remove(name)
+
+    def on_train_batch_end(
+        self, trainer: lightning.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Measure, often near the goal and seldom far from it, and stop when both conditions hold."""
+        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return
+        self.seen.step = trainer.global_step
+        last = trainer.global_step >= trainer.max_steps
+        near = float(pl_module.last_loss) < 5 * self.seen.goal
+        if near or last or trainer.global_step % LOOK_EVERY == 0:
+            self._measure(pl_module.network, generate=True)
+            if self.seen.solved:
+                trainer.should_stop = True
+
+    def on_train_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+        """Say how it went.
+
+        Raises:
+            CopyTaskFailed: not solved.
+        """
+        seen = self.seen
+        seen.starved = sorted(self._unfed or ())
+        if not seen.solved:
+            raise CopyTaskFailed(diagnose(seen))
+        which = "held-out" if self.task.generalise else "training"
+        line = (
+            f"copy task solved in {seen.step} steps: loss {seen.last:.4f} < {seen.goal:g}, "
+            f"{seen.exact} of {seen.n} {which} sequences reproduced exactly"
+        )
+        if seen.starved:
+            line += f" (but no gradient ever reached {_some(seen.starved)})"
+        self.console.print(line, highlight=False, soft_wrap=True)
+
+    @torch.no_grad()
+    def _measure(self, network: LanguageModel, generate: bool) -> None:
+        """Loss in eval mode over the fixed sequences; below the goal, also greedy generation."""
+        device = network.token_embedding.weight.device
+        training = network.training
+        network.eval()
+        # Prompts of growing length would be compiled again and again.
+        with torch.compiler.set_stance("force_eager"):
+            inputs, targets = next(iter(self.task.val_batches(self.seen.n)))
+            self.seen.see(float(network.loss(inputs.to(device), targets.to(device))))
+            if generate and self.seen.last < self.seen.goal:
+                prompts, answers = (tensor.to(device) for tensor in self.task.prompts())
+                written = network.generate(prompts, answers.shape[1], temperature=0)[:, prompts.shape[1] :]
+                self.seen.exact = int((written == answers).all(dim=1).sum())
+            else:
+                self.seen.exact = 0
+        network.train(training)
+
+
+def copy_task_goal(cfg: CopyTaskConfig, data: object, console: Console) -> CopyTaskGoal:
+    """The callback for a run's data.
+
+    Raises:
+        UserError: the data is not the copy task.
+    """
+    if not isinstance(data, CopyTask):
+        raise UserError("copy_task needs data=copy; use experiment=copy_task as it is")
+    return CopyTaskGoal(cfg, data, console)
