@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -127,33 +127,56 @@ class CensusCallback(lightning.Callback):
         return changes([np.array(layer) for layer in self._dead], dead)
 
     def _take(self, trainer: lightning.Trainer, pl_module: Any, n: int) -> Census:
-        network = pl_module.network
-        for block in network.blocks:
-            block_down(block.ffn)
-        # Before the first update a zero-initialised `down` passes no gradient on: that is no death.
-        updated = trainer.global_step > 0
-        result = census(
-            network,
-            _FirstTokens(self.data, self.batch_size, n),
-            down=["blocks.*.ffn.down"],
-            n=n,
-            blocks=["blocks.*"],
-            loss=(lambda batch: network.loss(*batch)) if updated else None,
+        result = count_network(
+            pl_module.whole_network(),
+            FirstTokens(self.data, self.batch_size, n),
+            n,
+            updated=trainer.global_step > 0,
             gradient_batches=self.gradient_batches,
-            forward=network.features,  # the head is not looked at
             exact_zero=self._exact_zero,
-            shared=trainer.world_size > 1,
+            shared=pl_module.share[0] > 1,
         )
         if self._exact_zero is None:
             self._exact_zero = [bool(layer["exact_zero"][0]) for layer in split_layers(result.table)]
         return result
 
 
-class _FirstTokens:
+def count_network(
+    network: Any,
+    tokens: FirstTokens,
+    n: int,
+    updated: bool,
+    gradient_batches: int = 4,
+    exact_zero: Sequence[bool] | None = None,
+    shared: bool = False,
+) -> Census:
+    """Take the census of this project's `LanguageModel`.
+
+    Without an update yet (`updated=False`) gradient death is left out: a zero-initialised `down` passes no gradient
+    on, and that is no death. Other arguments and errors as for `census`; `UserError` for a block without `down`.
+    """
+    for block in network.blocks:
+        block_down(block.ffn)
+    return census(
+        network,
+        tokens,
+        down=["blocks.*.ffn.down"],
+        n=n,
+        blocks=["blocks.*"],
+        loss=(lambda batch: network.loss(*batch)) if updated else None,
+        gradient_batches=gradient_batches,
+        forward=network.features,  # the head is not looked at
+        exact_zero=exact_zero,
+        shared=shared,
+    )
+
+
+class FirstTokens:
     """The first validation tokens as batches that can be gone through twice without being held."""
 
     def __init__(self, data: ValidationData, batch_size: int, n: int) -> None:
         self.data, self.batch_size, self.n = data, batch_size, n
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return iter(self.data.val_batches(self.batch_size, self.n))
+        """Start from the first token."""
+        return iter(self.data.val_batches(self.batch_size, max(self.n, 1)))
