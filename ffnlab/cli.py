@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 
 from ffnlab.composition import CONF, CONFIG_NAME, Job, compose_job
 from ffnlab.errors import UserError
+from ffnlab.run_dir import check_run_dir
 
 FAILED = 1
 
@@ -43,25 +44,40 @@ def main() -> int:
     args = get_args_parser().parse_args()
     asks_only = args.help or args.hydra_help or args.cfg or args.info or args.shell_completion
     if not asks_only:
-        status = guarded(lambda: _first_look(args))
+        if args.multirun:
+            return guarded(lambda: _study(args))
+        studies: list[str] = []
+        status = guarded(lambda: _first_look(args, studies))
         if status:
             return status
+        if studies:
+            return guarded(lambda: _study(args))
     _hydra_main()
     return 0
 
 
-def _first_look(args: Any) -> None:
-    """Compose and check before Hydra makes a directory."""
+def _study(args: Any) -> int:
+    """A study, or the one cell of it that a run with ``study=NAME`` is."""
+    from ffnlab.study.runner import run_study
+
+    return run_study(list(args.overrides), args.config_dir, several=bool(args.multirun))
+
+
+def _first_look(args: Any, studies: list[str]) -> None:
+    """Compose and check before Hydra makes a directory; notes the study that the run is a cell of."""
     from ffnlab.config import from_hydra
 
-    if args.multirun:
-        return
     job = compose_job(list(args.overrides), args.config_dir)
     resume = job.cfg.resume
     if resume:
         _resume_arguments(args.overrides, str(resume))
         return
+    if job.sweeps:
+        raise UserError(f"experiment={job.choices.get('experiment')} is a study of several runs: add -m")
     from_hydra(job.cfg, job.choices.get("ffn"))
+    check_run_dir(Path(job.run_dir))
+    if job.cfg.study:
+        studies.append(str(job.cfg.study))
 
 
 def _resume_arguments(overrides: list[str], run_dir: str) -> None:
@@ -78,7 +94,9 @@ def _resume_arguments(overrides: list[str], run_dir: str) -> None:
         )
     if not (Path(run_dir) / "config.yaml").is_file():
         raise UserError(f"resume={run_dir}: that is no run directory, it has no config.yaml")
-    sys.argv.append(f"hydra.run.dir='{run_dir}'")
+    check_run_dir(Path(run_dir))
+    escaped = run_dir.replace("\\", "\\\\").replace("'", "\\'")
+    sys.argv.append(f"hydra.run.dir='{escaped}'")
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name=CONFIG_NAME)
@@ -90,6 +108,17 @@ def _hydra_main(cfg: DictConfig) -> None:
         sys.exit(status)
 
 
+def resume_command(run_dir: Path) -> str:
+    """What to type to go on with a run; paths that Hydra's grammar would trip over are quoted for it and the shell."""
+    import re
+    import shlex
+
+    path = str(run_dir)
+    if not re.fullmatch(r"[A-Za-z0-9/_.+-]+", path):
+        path = '"' + path.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return f"python train.py {shlex.quote(f'resume={path}')}"
+
+
 def run_job(job: Job) -> int:
     """Train one composed job and return the process's exit status."""
     from rich.console import Console
@@ -97,6 +126,7 @@ def run_job(job: Job) -> int:
     from ffnlab.config import from_hydra
     from ffnlab.training import Diverged, Interrupted, load_config, train
     from ffnlab.training.interruption import requeue_under_slurm
+    from ffnlab.training.parallel import process_rank
     from ffnlab.training.run import disk_message
 
     run_dir = Path(job.run_dir)
@@ -110,10 +140,13 @@ def run_job(job: Job) -> int:
         with contextlib.suppress(OSError):
             run_dir.rmdir()  # made by Hydra a moment ago; stays if anything is in it
         return say_error(error)
-    except Diverged as error:
-        return say_error(f"{error}; see run.json in {run_dir}")
-    except Interrupted as error:
-        print(f"{error}: saved; go on by: python train.py resume={run_dir}", file=sys.stderr)
+    except (Diverged, Interrupted) as error:
+        if process_rank() > 0:
+            return 0  # the first process has its say and its status; Lightning would kill it for ours
+        if isinstance(error, Diverged):
+            return say_error(f"{error}; see run.json in {run_dir}")
+        if (run_dir / "run.json").exists():
+            print(f"{error}: saved; go on by: {resume_command(run_dir)}", file=sys.stderr)
         requeue_under_slurm(error.signum)
         return error.exit_code
     except OSError as error:

@@ -7,9 +7,12 @@ from typing import Any
 
 import lightning
 import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from ffnlab.config import RunConfig
 from ffnlab.errors import UserError
+from ffnlab.training.batches import Cut
+from ffnlab.training.parallel import make_strategy
 
 
 def trainer_arguments(cfg: RunConfig) -> dict[str, Any]:
@@ -25,11 +28,46 @@ def trainer_arguments(cfg: RunConfig) -> dict[str, Any]:
             raise UserError(f"trainer.{name} is set by the run itself: {_OWN_ARGUMENTS[name]}")
         if name not in known:
             raise UserError(f"lightning.Trainer has no argument '{name}'")
+    parts = arguments.get("accumulate_grad_batches", 1)
+    devices = arguments.get("devices", 1)
+    if isinstance(devices, int) and not isinstance(devices, bool) and (devices == 0 or devices < -1):
+        raise UserError(f"trainer.devices must be positive, or -1 for all there are, not {devices}")
+    if not isinstance(parts, int) or isinstance(parts, bool) or parts < 1:
+        raise UserError(f"trainer.accumulate_grad_batches must be a positive whole number, not {parts!r}")
+    shares = 1 if arguments.get("strategy") == "model_parallel" else n_processes(arguments)
+    Cut(cfg.train.batch_size, parts, shares, 0)  # refuses a batch that cannot be shared out evenly
     on_gpu = arguments.get("accelerator") in ("gpu", "cuda", "auto") and torch.cuda.is_available()
     if arguments.get("precision") == "auto":
         arguments["precision"] = "bf16-mixed" if on_gpu else "32-true"
+    if str(arguments.get("precision")) in ("16", "16-mixed", "16-true"):
+        raise UserError("trainer.precision=16 skips steps in silence while its loss scale adapts; use bf16-mixed")
+    if arguments.get("strategy") == "fsdp" and not on_gpu:
+        raise UserError("trainer=fsdp needs GPUs; on the CPU use trainer=ddp or trainer=model_parallel")
+    _try(arguments)
     return arguments
 
+
+def n_processes(arguments: dict[str, Any]) -> int:
+    """How many processes these arguments ask for; 1 where Lightning finds the devices itself."""
+    devices = arguments.get("devices", 1)
+    local = len(devices) if isinstance(devices, list) else devices if isinstance(devices, int) and devices > 0 else 1
+    return local * int(arguments.get("num_nodes", 1))
+
+
+def _try(arguments: dict[str, Any]) -> None:
+    """Let Lightning look at the arguments before anything is written."""
+    strategy = make_strategy(arguments.get("strategy", "auto"), n_processes(arguments))
+    try:
+        lightning.Trainer(**arguments | {"strategy": strategy}, logger=False, **_SILENT)
+    except (MisconfigurationException, ImportError, RuntimeError, TypeError, ValueError) as error:
+        raise UserError(f"lightning.Trainer refuses trainer.*: {str(error).strip().splitlines()[0]}") from error
+
+
+_SILENT: dict[str, Any] = {
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+}
 
 _OWN_ARGUMENTS = {
     "max_steps": "use train.tokens",
@@ -43,6 +81,12 @@ _OWN_ARGUMENTS = {
     "callbacks": "pass them to train()",
     "use_distributed_sampler": "batches are shared out by their step",
     "default_root_dir": "use hydra.run.dir",
+    "plugins": "checkpoints are written by the run",
+    "enable_progress_bar": "it has its own",
+    "enable_model_summary": "it has its own",
+    "enable_checkpointing": "it has its own",
+    "num_sanity_val_steps": "the first validation is whole",
+    "limit_val_batches": "use train.val_tokens",
 }
 
 

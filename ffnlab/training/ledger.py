@@ -59,7 +59,8 @@ def now() -> str:
 class Ledger(Logger):
     """The records of one run directory, as a Lightning logger so that every callback can write through it.
 
-    ``tokens_per_step`` turns a step into tokens; ``elapsed`` is the time spent in earlier sittings of a resumed run.
+    ``tokens_per_step`` turns a step into tokens; ``points`` counts the lines of ``metrics.jsonl``; ``elapsed`` is the
+    time spent in earlier sittings of a resumed run.
     """
 
     def __init__(self, run_dir: Path, tokens_per_step: int) -> None:
@@ -67,6 +68,7 @@ class Ledger(Logger):
         self.run_dir = run_dir
         self.tokens_per_step = tokens_per_step
         self.record: dict[str, Any] = {}
+        self.points = 0
         self.elapsed = 0.0
         self._started = time.perf_counter()
 
@@ -95,17 +97,35 @@ class Ledger(Logger):
         return ledger
 
     @classmethod
-    def reopen(cls, run_dir: Path, tokens_per_step: int, last_step: int) -> "Ledger":
-        """Go on with a run's records after ``last_step``; later points are dropped, they will be made again."""
+    def reopen(cls, run_dir: Path, tokens_per_step: int, step: int, points: int) -> "Ledger":
+        """Go on with a run's records after its first ``points`` points; later ones will be made again.
+
+        ``step`` is that of the checkpoint the run goes on from, for the record.
+        """
         ledger = cls(run_dir, tokens_per_step)
         ledger.record = read_json(run_dir / "run.json")
-        kept = [point for point in read_points(run_dir) if point["step"] <= last_step]
+        kept = read_points(run_dir)[:points]
+        ledger.points = len(kept)
         ledger.elapsed = max((float(point.get("seconds", 0.0)) for point in kept), default=0.0)
         write_atomically(run_dir / "metrics.jsonl", "".join(dumps(point) + "\n" for point in kept))
         for key in ("error", "diverged"):
             ledger.record.pop(key, None)
-        ledger.update(status="running", resumed=[*ledger.record.get("resumed", []), {"step": last_step, "at": now()}])
+        ledger.update(status="running", resumed=[*ledger.record.get("resumed", []), {"step": step, "at": now()}])
         return ledger
+
+    @classmethod
+    def join(cls, run_dir: Path, tokens_per_step: int) -> "Ledger":
+        """The face of the records for a process that is not the first of its run: it writes nothing.
+
+        Raises:
+            UserError: the first process has not begun a run there within a minute.
+        """
+        patience = time.monotonic() + 60
+        while not (run_dir / "run.json").exists():
+            if time.monotonic() > patience:
+                raise UserError(f"no run begins in {run_dir}; give every process the same hydra.run.dir=...")
+            time.sleep(0.2)
+        return cls(run_dir, tokens_per_step)
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -136,13 +156,21 @@ class Ledger(Logger):
             before = os.fstat(descriptor).st_size
             try:
                 written = os.write(descriptor, line)
-                if written < len(line):
-                    os.write(descriptor, line[written:])
+                while written < len(line):  # a disk that is nearly full takes a part, and then says so
+                    written += os.write(descriptor, line[written:])
             except OSError:
                 os.ftruncate(descriptor, before)
                 raise
         finally:
             os.close(descriptor)
+        self.points += 1
+
+    def flush(self) -> None:
+        """Wait until the disk has every point: a checkpoint that counts them is about to be written."""
+        path = self.run_dir / "metrics.jsonl"
+        if path.exists():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
 
     @rank_zero_only
     def finish(self, result: Mapping[str, float]) -> None:
@@ -165,6 +193,17 @@ class Ledger(Logger):
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
         """Nothing to do: ``config.yaml`` was written before training."""
+
+
+def finished_result(run_dir: Path) -> dict[str, float] | None:
+    """The result of a run that is complete; its status is put right if a kill came between the two files."""
+    if not (run_dir / "result.json").exists():
+        return None
+    result = read_json(run_dir / "result.json")
+    record = read_json(run_dir / "run.json")
+    if record.get("status") != "finished":
+        write_atomically(run_dir / "run.json", dumps(record | {"status": "finished"}, indent=2) + "\n")
+    return {key: value for key, value in result.items() if value is not None}
 
 
 def read_json(path: Path) -> dict[str, Any]:

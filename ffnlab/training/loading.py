@@ -1,5 +1,6 @@
 """Reading a run back from its directory."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from ffnlab.config import RunConfig, from_plain
 from ffnlab.data import Data
 from ffnlab.errors import UserError
 from ffnlab.model import LanguageModel
-from ffnlab.training.checkpoints import BEST, LAST, load_checkpoint, load_weights
+from ffnlab.training.checkpoints import BEST, load_weights, newest_checkpoint, read_saved
 from ffnlab.training.ledger import read_json
 from ffnlab.training.preparation import prepare_run
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ def load_run(run_dir: Path | str, best: bool = False) -> LoadedRun:
     cfg = load_config(run_dir)
     record = read_json(run_dir / "run.json")
     prepared = prepare_run(cfg)
-    source = run_dir / "checkpoints" / (BEST if best else LAST)
-    load_weights(prepared.network, load_checkpoint(source)["state_dict"], source)
-    return LoadedRun(cfg, prepared.network.eval(), prepared.data, record, source)
+    saved = read_saved(run_dir / "checkpoints" / BEST) if best else newest_checkpoint(run_dir, log.warning)
+    if saved is None:
+        raise UserError(f"{run_dir} has no checkpoint yet")
+    load_weights(prepared.network, saved.state, saved.path)
+    return LoadedRun(cfg, prepared.network.eval(), prepared.data, record, saved.path)

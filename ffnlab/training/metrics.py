@@ -75,7 +75,7 @@ class Curves(lightning.Callback):
         if step % self.log_every and step != trainer.max_steps:
             return
         mean = self._losses / self._count
-        if trainer.world_size > 1:
+        if pl_module.share[0] > 1:
             mean = trainer.strategy.reduce(mean, reduce_op="mean")
         seconds = time.perf_counter() - self._since - self._paused
         steps = step - self._since_step
@@ -123,5 +123,5 @@ class DropoutStream(lightning.Callback):
     def on_train_batch_start(self, trainer: lightning.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Seed torch's generators, on the CPU and on every GPU."""
         part = batch_idx % trainer.accumulate_grad_batches
-        entropy = (self.seed, trainer.global_step, part, trainer.global_rank)
+        entropy = (self.seed, trainer.global_step, part, pl_module.share[1])
         torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]))

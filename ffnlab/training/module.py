@@ -12,6 +12,7 @@ from ffnlab.model import IGNORE, LanguageModel
 from ffnlab.training.batches import Batch
 from ffnlab.training.guard import Diverged, first_nonfinite
 from ffnlab.training.optim import make_optimizer, make_schedule
+from ffnlab.training.parallel import clip_gradients, fill_plain, plain_copy, shard
 
 
 class LMModule(lightning.LightningModule):
@@ -32,13 +33,29 @@ class LMModule(lightning.LightningModule):
         self.last_loss: Tensor = torch.tensor(0.0)
         self.grad_norm: Tensor = torch.tensor(0.0)
         self.val_metrics: dict[str, float] = {}
+        self.share = (1, 0)  # into how many shares a batch is cut over processes, and which one is ours
         self._val_sums: Tensor = torch.zeros(2)
+        self._parts: list[tuple[Batch, Tensor]] = []  # of the step that is being computed, with their losses
+        self._plain: torch.nn.Module | None = None
+
+    def configure_model(self) -> None:
+        """Cut the network over the processes, where the strategy has a device mesh."""
+        if self.device_mesh is not None and self._plain is None:
+            self._plain = plain_copy(self.network)
+            shard(self.network, self.device_mesh)
+
+    def whole_network(self) -> Any:
+        """The network in one piece: itself, or under a cut a copy with its weights, which every process asks for."""
+        if self._plain is None:
+            return self.network
+        fill_plain(self._plain, self.network)
+        return self._plain.train(self.network.training).to(self.device)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Mean loss in nats per token of one part of a step."""
-        self._batch = batch
         loss = self.network.loss(*batch)
         self.last_loss = loss.detach()
+        self._parts.append((batch, self.last_loss))
         return loss
 
     def configure_gradient_clipping(
@@ -52,11 +69,13 @@ class LMModule(lightning.LightningModule):
         Raises:
             Diverged: before the optimiser has touched a weight.
         """
-        limit = self.optim.grad_clip or math.inf
-        self.grad_norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), limit)
-        if not bool(torch.isfinite(self.grad_norm + self.last_loss)):
+        self.grad_norm = clip_gradients(list(self.network.parameters()), self.optim.grad_clip or math.inf)
+        losses = torch.stack([loss for _, loss in self._parts])
+        if not bool(torch.isfinite(self.grad_norm + losses.sum())):
             lr = float(optimizer.param_groups[0]["lr"])
-            raise Diverged(self.trainer.global_step + 1, first_nonfinite(self.network, self._batch), lr)
+            batches = [batch for batch, _ in self._parts]
+            raise Diverged(self.trainer.global_step + 1, first_nonfinite(self.network, batches), lr)
+        self._parts = []
 
     def configure_optimizers(self) -> Any:
         """AdamW and the schedule, stepped once per optimiser step."""
@@ -77,7 +96,7 @@ class LMModule(lightning.LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Token-weighted mean over all processes."""
         sums = self._val_sums
-        if self.trainer.world_size > 1:
+        if self.share[0] > 1:
             sums = self.trainer.strategy.reduce(sums, reduce_op="sum")
         total, count = (float(value) for value in sums.tolist())
         loss = total / max(count, 1.0)

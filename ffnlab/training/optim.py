@@ -4,6 +4,7 @@ import math
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -11,11 +12,21 @@ from ffnlab.config import OptimConfig
 
 
 def parameter_groups(network: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Matrices decay, vectors and scalars (norms, biases, betas) do not; every parameter is in exactly one group."""
-    parameters = [p for p in network.parameters() if p.requires_grad]
-    matrices = [p for p in parameters if p.ndim >= 2]
-    rest = [p for p in parameters if p.ndim < 2]
-    return [{"params": matrices, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    """Matrices decay, vectors and scalars (norms, biases, betas) do not; every parameter is in exactly one group.
+
+    Tensors that are spread over processes stand apart, because the fused optimiser takes no mixture.
+    """
+    groups = []
+    for decays in (True, False):
+        for spread in (False, True):
+            chosen = [
+                p
+                for p in network.parameters()
+                if p.requires_grad and (p.ndim >= 2) is decays and isinstance(p, DTensor) is spread
+            ]
+            if chosen or not spread:
+                groups.append({"params": chosen, "weight_decay": weight_decay if decays else 0.0})
+    return groups
 
 
 def make_optimizer(network: nn.Module, cfg: OptimConfig) -> AdamW:

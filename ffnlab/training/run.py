@@ -35,7 +35,7 @@ from ffnlab.training.checkpoints import (
     write_flushed,
 )
 from ffnlab.training.copy_task import CopyTaskFailed, CopyTaskGoal, copy_task_goal, not_finite
-from ffnlab.training.engine import check_processes, n_processes, quiet_libraries, trainer_arguments
+from ffnlab.training.engine import n_processes, quiet_libraries, trainer_arguments
 from ffnlab.training.environment import code_fingerprint, command, git_state, hardware, versions
 from ffnlab.training.face import parameters_by_part, run_table, say_result
 from ffnlab.training.guard import Diverged
@@ -43,7 +43,7 @@ from ffnlab.training.interruption import Interrupted, Interruption
 from ffnlab.training.ledger import Ledger, finished_result, read_json
 from ffnlab.training.metrics import Curves, DropoutStream
 from ffnlab.training.module import LMModule
-from ffnlab.training.parallel import data_share, lent_environment, make_strategy, process_rank
+from ffnlab.training.parallel import check_cut, data_share, lent_environment, make_strategy, process_rank
 from ffnlab.training.preparation import Prepared, prepare_run
 from ffnlab.training.progress import ProgressLine
 from ffnlab.training.wandb_view import close_wandb, open_wandb
@@ -99,7 +99,9 @@ def _train(
         return finished
     arguments = trainer_arguments(cfg)
     prepared = prepare_run(cfg)
-    check_processes(cfg, arguments, prepared.network)
+    if arguments.get("strategy") == "model_parallel":
+        for block in prepared.network.blocks:
+            check_cut(block.ffn, n_processes(arguments))
 
     checkpoint: Saved | None = None
     if not first:
@@ -137,9 +139,7 @@ def _train(
         if cfg.copy_task is not None:
             goal = copy_task_goal(cfg.copy_task, prepared.data, console)
             callbacks = [*callbacks, goal]
-        result = _fit(
-            cfg, prepared, ledger, wandb_logger, arguments, checkpoint, console, callbacks, interruption
-        )
+        result = _fit(cfg, prepared, ledger, wandb_logger, arguments, checkpoint, console, callbacks, interruption)
         if goal is not None:
             result |= goal.result
         interruption.leave()  # what is left takes a moment, and is done

@@ -124,11 +124,10 @@ def open_wandb(
 
 
 def _define_axes(run: Any) -> None:
-    run.define_metric("trainer/global_step", hidden=True)
     run.define_metric("step", hidden=True)
     run.define_metric("tokens", hidden=True)
     run.define_metric("*", step_metric="step")
-    run.define_metric("val/loss", step_metric="tokens", summary="min")
+    run.define_metric("val/loss", step_metric="tokens")
     run.define_metric("train/loss", step_metric="tokens")
 
 
