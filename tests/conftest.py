@@ -30,9 +30,28 @@ def token_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def play_text() -> str:
     """A few thousand words that never change: enough for a tiny run."""
-    words = (
-        ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "wise", "owls", "judge", "my", "old", "sphinx", "of", "black", "quartz"]
-    )
+    words = [
+        "the",
+        "quick",
+        "brown",
+        "fox",
+        "jumps",
+        "over",
+        "a",
+        "lazy",
+        "dog",
+        "while",
+        "seven",
+        "wise",
+        "owls",
+        "judge",
+        "my",
+        "old",
+        "sphinx",
+        "of",
+        "black",
+        "quartz",
+    ]
     lines = [" ".join(words[(i * k) % len(words)] for k in range(1, 9)) + "\n" for i in range(1, 1200)]
     return "".join(lines)
 

@@ -73,7 +73,7 @@ def test_targets_of_minus_100_do_not_count() -> None:
 def test_a_tied_head_is_one_parameter() -> None:
     tied, untied = make(tied_head=True), make(tied_head=False)
     assert tied.head.weight is tied.token_embedding.weight
-    count = lambda m: sum(p.numel() for p in m.parameters())  # noqa: E731
+    count = lambda m: sum(p.numel() for p in m.parameters())
     assert count(untied) - count(tied) == 50 * 32
 
 
@@ -120,7 +120,7 @@ def test_greedy_generation_follows_the_largest_logit_beyond_the_context() -> Non
 def test_sampling_is_a_function_of_its_generator_and_top_k_bounds_it() -> None:
     model = make().eval()
     prompt = torch.zeros(1, 1, dtype=torch.long)
-    sample = lambda seed, k: model.generate(prompt, 20, 1.0, k, torch.Generator().manual_seed(seed))  # noqa: E731
+    sample = lambda seed, k: model.generate(prompt, 20, 1.0, k, torch.Generator().manual_seed(seed))
     assert torch.equal(sample(0, None), sample(0, None))
     assert not torch.equal(sample(0, None), sample(1, None))
     assert torch.equal(sample(0, 1), model.generate(prompt, 20, temperature=0))

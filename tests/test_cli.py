@@ -1,0 +1,147 @@
+"""The command line, in real processes: what is refused, how, and what is left behind."""
+
+from pathlib import Path
+
+import pytest
+from conftest import Run
+
+CASES = [
+    (["ffn=swiglue"], "ffn=swiglue is unknown (did you mean swiglu?); choose one of bilinear, geglu, gelu"),
+    (["optim.lrr=1"], "unknown key optim.lrr (did you mean lr?)"),
+    (["sed=1"], "unknown key sed (did you mean seed?)"),
+    (["ffn=relu,gelu"], "ffn=relu,gelu asks for several runs: add -m"),
+    (["seed=0,1"], "seed=0,1 asks for several runs: add -m"),
+    (["model.n_heads=5"], "model.n_heads=5 does not divide model.d_model=24"),
+    (["model.n_heads=24", "model.positions=rope"], "d_model / n_heads must be even, not 1"),
+    (["budget.multiple_of=256"], "budget=params cannot be met at d_model=24"),
+    (["budget=none"], "budget.d_ff must be given: add budget.d_ff=..."),
+    (["train.tokens=10"], "train.tokens=10 is less than one batch"),
+    (["model.d_model=-24"], "model.d_model must be greater than 0, not -24"),
+    (["model.n_layers=0"], "model.n_layers must be greater than 0, not 0"),
+    (["optim.lr=-1"], "optim.lr must be greater than or equal to 0, not -1"),
+    (["optim.lr=fast"], "optim.lr must be a valid number, not 'fast'"),
+    (["optim.lr=.inf"], "optim.lr"),
+    (["train.batch_size=0"], "train.batch_size must be greater than 0, not 0"),
+    (["ffn.dropout_hidden=1.0"], "dropout_hidden must lie in [0, 1), not 1.0"),
+    (["ffn.dropout_output=-0.5"], "dropout_output must lie in [0, 1), not -0.5"),
+    (["model.dropout_attention=1"], "model.dropout_attention must be less than 1, not 1"),
+    (["ffn.bias=3"], "ffn.bias must be of type bool, not 3"),
+    (["ffn.down_init=zeros"], "ffn.down_init must be"),
+    (["seed=-1"], "seed must be greater than or equal to 0, not -1"),
+    (["model.norm_placement=middle"], "model.norm_placement must be 'pre' or 'post', not 'middle'"),
+    (["trainer.devices=0"], "trainer.devices must be positive"),
+    (["trainer.accelerator=gpuu"], "trainer"),
+    (["trainer.precision=8"], "trainer"),
+    (["study=a b"], "study"),
+    (["data.paths=nowhere.txt"], "nowhere.txt"),
+    (["data.paths=*.nothing"], "no file matches"),
+    (["data=tinystories", "~data.paths"], "hub"),
+    (["resume=nowhere"], "resume=nowhere: that is no run directory"),
+    (["a b c"], "cannot read the override"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "words"), CASES, ids=[" ".join(case[0]) for case in CASES])
+def test_bad_input_is_refused_shortly_and_leaves_nothing(
+    overrides: list[str], words: str, tiny: list[str], tmp_path: Path, run_script: Run
+) -> None:
+    groups = {o.split("=")[0] for o in overrides}
+    kept = [o for o in tiny if o.split("=")[0] not in groups]
+    if "~data.paths" in overrides:  # another corpus: the text file's keys do not belong to it
+        overrides = [o for o in overrides if o != "~data.paths"]
+        kept = [o for o in kept if not o.startswith("data.paths")]
+    if overrides[0].startswith("resume"):
+        kept = []
+    done = run_script("train.py", *kept, *overrides)
+    assert done.returncode == 1, done.stdout + done.stderr
+    message = done.stderr
+    assert words in message
+    assert message.startswith("error: ")
+    assert "Traceback" not in message + done.stdout
+    assert len(message) < 700
+    assert len(message.splitlines()) <= 3
+    assert not (tmp_path / "outputs").exists() or not list((tmp_path / "outputs").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "empty"),
+        (b"short", "too short"),
+        (b"caf\xe9 " * 1000, "UTF-8"),
+    ],
+)
+def test_bad_text_files(content: bytes, words: str, tiny: list[str], tmp_path: Path, run_script: Run) -> None:
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(content)
+    done = run_script("train.py", *[o for o in tiny if "paths" not in o], f"data.paths={bad}")
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert "bad.txt" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "outputs").glob("*"))
+
+
+def test_a_vocabulary_larger_than_the_text_supports(tiny: list[str], run_script: Run) -> None:
+    overrides = [o for o in tiny if "tokenizer" not in o]
+    done = run_script("train.py", *overrides, "data.tokenizer.vocab_size=60000")
+    assert done.returncode == 1
+    assert "60000" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_run_ends_with_status_0_and_says_where_things_are(tiny: list[str], tmp_path: Path, run_script: Run) -> None:
+    done = run_script("train.py", "ffn=gelu", "seed=0", *tiny)
+    assert done.returncode == 0, done.stderr
+    [run] = (tmp_path / "outputs").iterdir()
+    assert "-gelu-s0-" in run.name
+    for words in ("d_ff", "mismatch", "+0.00%", "FLOPs", "val/loss", f"outputs/{run.name}", "scripts/sample.py"):
+        assert words in done.stdout
+    assert not any(mark in done.stdout + done.stderr for mark in ("\x1b", "Traceback", "Warning", "💡"))
+    sample = run_script("scripts/sample.py", f"outputs/{run.name}", "--prompt", "the quick", "--tokens", "12")
+    assert sample.returncode == 0, sample.stderr
+    assert sample.stdout.startswith("the quick")
+
+
+def test_two_runs_at_once_have_directories_of_their_own(tiny: list[str], tmp_path: Path, run_script: Run) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda seed: run_script("train.py", f"seed={seed}", *tiny), (0, 0)))
+    assert [done.returncode for done in both] == [0, 0]
+    assert len(list((tmp_path / "outputs").iterdir())) == 2
+
+
+def test_a_directory_is_never_used_twice(tiny: list[str], tmp_path: Path, run_script: Run) -> None:
+    assert run_script("train.py", *tiny, "hydra.run.dir=outputs/mine").returncode == 0
+    before = (tmp_path / "outputs" / "mine" / "result.json").read_bytes()
+    again = run_script("train.py", *tiny, "hydra.run.dir=outputs/mine")
+    assert again.returncode == 1
+    assert "holds a run already; go on with it by resume=outputs/mine" in again.stderr
+    assert (tmp_path / "outputs" / "mine" / "result.json").read_bytes() == before
+
+
+def test_wandb_without_a_key_and_without_a_terminal(tiny: list[str], run_script: Run) -> None:
+    overrides = [o for o in tiny if not o.startswith("logger")]
+    done = run_script("train.py", *overrides, WANDB_MODE="online", HOME="/nonexistent", NETRC="/nonexistent")
+    assert done.returncode == 0, done.stderr
+    assert "W&B is offline: no API key is configured" in done.stdout
+    assert "wandb sync outputs/" in done.stdout
+
+
+def test_help_fits_a_screen_and_hides_schemas(run_script: Run) -> None:
+    done = run_script("train.py", "--help")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 50
+    assert max(map(len, lines)) <= 130
+    assert "swiglu" in done.stdout
+    assert "schema" not in done.stdout
+    for line in lines:  # every example names real groups and keys
+        assert "swiglue" not in line
+
+
+def test_sample_refuses_what_is_no_run(tmp_path: Path, run_script: Run) -> None:
+    done = run_script("scripts/sample.py", "nowhere")
+    assert done.returncode == 1
+    assert "nowhere is no run directory" in done.stderr

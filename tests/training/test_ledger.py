@@ -1,0 +1,79 @@
+"""The ledger: whole lines, whole files, each point once."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ffnlab.errors import UserError
+from ffnlab.training.ledger import Ledger, read_json, read_points, write_atomically
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger.create(tmp_path / "run", 100, {"seed": 0, "path": "ä b"}, {"block": "gelu"})
+
+
+def test_a_new_ledger_says_what_it_is(ledger: Ledger) -> None:
+    record = read_json(ledger.run_dir / "run.json")
+    assert record["status"] == "running"
+    assert record["block"] == "gelu"
+    assert yaml.safe_load((ledger.run_dir / "config.yaml").read_text("utf-8")) == {"seed": 0, "path": "ä b"}
+
+
+def test_a_directory_belongs_to_one_run(ledger: Ledger) -> None:
+    with pytest.raises(UserError, match="holds a run already; go on with it by resume="):
+        Ledger.create(ledger.run_dir, 100, {}, {})
+    assert read_json(ledger.run_dir / "run.json")["block"] == "gelu"  # and is left as it was
+
+
+def test_points_carry_the_axes_and_no_value_breaks_json(ledger: Ledger) -> None:
+    ledger.log_metrics({"train/loss": 1.5, "bad": math.nan}, step=3)
+    [line] = (ledger.run_dir / "metrics.jsonl").read_text().splitlines()
+    point = json.loads(line)
+    assert (point["step"], point["tokens"], point["train/loss"], point["bad"]) == (3, 300, 1.5, None)
+    assert point["seconds"] >= 0
+
+
+def test_reopening_drops_later_points_and_a_torn_tail(ledger: Ledger) -> None:
+    for step in range(5):
+        ledger.log_metrics({"train/loss": float(step)}, step=step)
+    path = ledger.run_dir / "metrics.jsonl"
+    with path.open("a") as file:
+        file.write('{"step": 5, "tok')
+    assert [p["step"] for p in read_points(ledger.run_dir)] == [0, 1, 2, 3, 4]
+    again = Ledger.reopen(ledger.run_dir, 100, step=2, points=3)
+    again.log_metrics({"train/loss": 3.0}, step=3)
+    assert [p["step"] for p in read_points(ledger.run_dir)] == [0, 1, 2, 3]
+    assert read_json(ledger.run_dir / "run.json")["resumed"][0]["step"] == 2
+    assert again.seconds >= again.elapsed > 0
+
+
+def test_finishing_writes_the_result_last(ledger: Ledger) -> None:
+    ledger.finish({"val/loss": 2.0})
+    assert read_json(ledger.run_dir / "result.json") == {"val/loss": 2.0}
+    assert read_json(ledger.run_dir / "run.json")["status"] == "finished"
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.json"
+    write_atomically(path, "old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_reading_what_is_no_ledger(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"is no run directory: it has no run.json"):
+        read_json(tmp_path / "run.json")
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_json(tmp_path / "run.json")
