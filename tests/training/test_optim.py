@@ -1,5 +1,6 @@
 """Schedule and parameter groups, at points worked out by hand."""
 
+import itertools
 import math
 
 import pytest
@@ -40,7 +41,7 @@ def test_the_rate_is_never_negative_above_full_or_rising_after_warm_up(
     factors = [lr_factor(step, n_steps, cfg) for step in range(n_steps)]
     assert all(0 <= f <= 1 + 1e-12 for f in factors)
     tail = factors[warmup:]
-    assert all(b <= a + 1e-12 for a, b in zip(tail, tail[1:], strict=False))
+    assert all(b <= a + 1e-12 for a, b in itertools.pairwise(tail))
 
 
 def test_only_matrices_decay_and_every_parameter_is_in_one_group() -> None:
