@@ -1,6 +1,8 @@
 """Hydra's composition, outside ``@hydra.main``, with its errors turned into one or two sentences."""
 
+import os
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,13 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra._internal.callbacks import Callbacks
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ffnlab.errors import UserError
 from ffnlab.schema import nearest
+
+# Our launchers' YAML files bear the names of the plugins' own on purpose: `hydra/launcher=joblib` is what people type.
+warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 CONFIG_NAME = "train"
@@ -33,13 +42,51 @@ def fresh_run_name(block: str, seed: int) -> str:
 OmegaConf.register_new_resolver("fresh_run_name", fresh_run_name, use_cache=True, replace=True)
 
 
+def cells_at_once() -> int:
+    """As many as there are GPUs, or CPU cores that this process may use, with 2 GB of memory for each."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.device_count()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(cores(), memory // (2 * 1024**3)))
+
+
+def cores() -> int:
+    """CPU cores that this process may use: containers and ``taskset`` allow fewer than there are."""
+    from joblib import cpu_count
+
+    return int(cpu_count())
+
+
+OmegaConf.register_new_resolver("cells_at_once", cells_at_once, use_cache=True, replace=True)
+
+
 @dataclass(frozen=True)
 class Job:
-    """One composed run: the configuration without Hydra's own section, and the choice made in each group."""
+    """One composed run: the configuration without Hydra's own section, and the choice made in each group.
+
+    ``sweeps``: the overrides of several runs that an experiment preset brings along.
+    """
 
     cfg: DictConfig
     choices: dict[str, str]
     run_dir: str
+    sweeps: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Several runs, as one command asks for them.
+
+    ``master`` is the configuration with Hydra's own section, ``jobs`` the overrides of each run, ``typed`` the
+    overrides as given, without Hydra's own.
+    """
+
+    master: DictConfig
+    jobs: list[list[str]]
+    typed: list[str]
+    context: HydraContext
 
 
 def compose_job(overrides: list[str], config_dir: str | None = None) -> Job:
@@ -54,21 +101,53 @@ def compose_job(overrides: list[str], config_dir: str | None = None) -> Job:
     choices = {str(k): str(v) for k, v in hydra_cfg.runtime.choices.items()}
     # hydra.run.dir looks into the hydra section from the root, so it is resolved before the section goes.
     run_dir = str(hydra_cfg.run.dir)
+    sweeps = _preset_sweep(cfg)
     with _unlocked(cfg):
         del cfg["hydra"]
-    return Job(cfg, choices, run_dir)
+    return Job(cfg, choices, run_dir, tuple(sweeps))
+
+
+def compose_sweep(overrides: list[str], config_dir: str | None = None) -> Sweep:
+    """Take a sweep apart with Hydra's own parser and sweeper: ``ffn=relu,gelu seed=range(3)``, and a preset's sweep.
+
+    What is typed wins over the preset.
+
+    Raises:
+        UserError: as ``compose_job``.
+    """
+    with _readable_errors(overrides, config_dir), _initialized():
+        loader = GlobalHydra.instance().config_loader()
+        extra = _searchpath(config_dir)
+        master = loader.load_configuration(CONFIG_NAME, extra + overrides, run_mode=RunMode.MULTIRUN)
+        typed = [str(override) for override in master.hydra.overrides.task]
+        parsed = OverridesParser.create(config_loader=loader).parse_overrides([*_preset_sweep(master), *typed])
+        jobs = BasicSweeper.split_arguments(parsed, None)[0]
+        return Sweep(master, jobs, typed, HydraContext(config_loader=loader, callbacks=Callbacks(master)))
+
+
+def _preset_sweep(cfg: DictConfig) -> list[str]:
+    return [f"{key}={value}" for key, value in (cfg.hydra.sweeper.get("params") or {}).items()]
 
 
 def _compose(overrides: list[str], config_dir: str | None) -> DictConfig:
+    with _initialized():
+        return compose(CONFIG_NAME, overrides=_searchpath(config_dir) + overrides, return_hydra_config=True)
+
+
+def _searchpath(config_dir: str | None) -> list[str]:
+    if not config_dir:
+        return []
+    if not Path(config_dir).is_dir():
+        raise UserError(f"--config-dir {config_dir}: there is no such folder")
+    return [f"hydra.searchpath=['file://{Path(config_dir).resolve()}']"]
+
+
+@contextmanager
+def _initialized() -> Iterator[None]:
     GlobalHydra.instance().clear()
-    extra = []
-    if config_dir:
-        if not Path(config_dir).is_dir():
-            raise UserError(f"--config-dir {config_dir}: there is no such folder")
-        extra = [f"hydra.searchpath=['file://{Path(config_dir).resolve()}']"]
     try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            return compose(CONFIG_NAME, overrides=extra + overrides, return_hydra_config=True)
+        with initialize_config_dir(str(CONF), version_base="1.3", job_name=CONFIG_NAME):
+            yield
     finally:
         GlobalHydra.instance().clear()
 

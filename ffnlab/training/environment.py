@@ -43,20 +43,24 @@ def git_state() -> dict[str, Any]:
     return {"revision": git("rev-parse", "HEAD"), "dirty": None if status is None else bool(status)}
 
 
-@functools.cache
 def code_fingerprint(block: type) -> str:
     """Hash of the source that a run's numbers come from: the package, and the file that defines the block.
 
-    Parts that only start runs or read their results (``APART``) are left out: a change to the report makes no run stale.
-    Kept for the life of the process, like the code that it has loaded.
+    Parts that only start runs or read their results (``APART``) are left out: a change to the report makes no run
+    stale. Read once in the life of a process, like the code itself.
     """
+    source = inspect.getsourcefile(block)
+    return _fingerprint(str(Path(source).resolve()) if source else None)
+
+
+@functools.cache
+def _fingerprint(source: str | None) -> str:
     files = sorted(p for p in PACKAGE_DIR.rglob("*.py") if p.relative_to(PACKAGE_DIR).parts[0] not in APART)
     digest = hashlib.sha256()
     for path in files:
         digest.update(str(path.relative_to(PACKAGE_DIR)).encode())
         digest.update(path.read_bytes())
-    source = inspect.getsourcefile(block)
-    if source and not Path(source).resolve().is_relative_to(PACKAGE_DIR):
+    if source and not Path(source).is_relative_to(PACKAGE_DIR):
         digest.update(Path(source).read_bytes())
     return digest.hexdigest()[:16]
 

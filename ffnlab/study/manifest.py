@@ -1,0 +1,88 @@
+"""``study.json``: what belongs to a study and how each cell stands. Several processes write it, one at a time."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from ffnlab.config import StudyConfig
+from ffnlab.errors import UserError
+from ffnlab.study.cells import LOCKS, Cell
+from ffnlab.training.ledger import dumps, now, read_json, write_atomically
+
+NAME = "study.json"
+
+
+def read(study_dir: Path) -> dict[str, Any]:
+    """The manifest; empty where there is none yet.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    return read_json(study_dir / NAME) if (study_dir / NAME).exists() else {}
+
+
+def entries(study_dir: Path) -> dict[str, dict[str, Any]]:
+    """The cells of the manifest by name."""
+    return dict(read(study_dir).get("cells") or {})
+
+
+def change(study_dir: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    """Read, edit and write the manifest under its lock."""
+    (study_dir / LOCKS).mkdir(parents=True, exist_ok=True)
+    with FileLock(study_dir / LOCKS / "study.lock"):
+        manifest = read(study_dir)
+        edit(manifest)
+        write_atomically(study_dir / NAME, dumps(manifest, indent=2) + "\n")
+
+
+def update_cell(study_dir: Path, name: str, **fields: Any) -> None:
+    """Change fields of one cell's entry."""
+    change(study_dir, lambda manifest: manifest["cells"][name].update(fields))
+
+
+def check_declared(study_dir: Path, settings: StudyConfig) -> None:
+    """What a study compares, and how, is declared before it runs.
+
+    Raises:
+        UserError: another analysis or baseline than declared, once a cell has a result.
+    """
+    manifest = read(study_dir)
+    if not any(entry.get("result") for entry in (manifest.get("cells") or {}).values()):
+        return
+    for key in ("analysis", "baseline"):
+        asked, declared = getattr(settings, key), manifest.get(key)
+        if asked is not None and declared is not None and asked != declared:
+            raise UserError(
+                f"{study_dir} declared {key}={declared} before it ran, and has results: "
+                f"leave out {key}={asked}, or start another study"
+            )
+
+
+def declare(study_dir: Path, settings: StudyConfig, command: str, cells: list[Cell]) -> None:
+    """Add cells to the manifest, and write the declarations of a new study."""
+
+    def edit(manifest: dict[str, Any]) -> None:
+        known = manifest.setdefault("cells", {})
+        manifest.setdefault("study", cells[0].cfg.study)
+        manifest.setdefault("created", now())
+        if command not in manifest.setdefault("commands", []):
+            manifest["commands"].append(command)
+        manifest["command"] = manifest["commands"][0]
+        blocks = dict.fromkeys(cell.cfg.ffn.name for cell in cells)
+        manifest["analysis"] = settings.analysis or manifest.get("analysis") or "unpaired"
+        manifest["baseline"] = (
+            settings.baseline or manifest.get("baseline") or ("gelu" if "gelu" in blocks else next(iter(blocks)))
+        )
+        if settings.kind:
+            manifest["kind"] = settings.kind
+        if settings.fresh_seeds is not None and "tuning_seeds" not in manifest:
+            manifest["tuning_seeds"] = sorted({cell.cfg.seed for cell in cells})
+        for cell in cells:
+            seeds = {"seed": cell.cfg.seed, "init_seed": cell.cfg.init_seed, "data_seed": cell.cfg.data_seed}
+            entry = {"block": cell.cfg.ffn.name, **seeds, "overrides": cell.overrides}
+            fresh = {"status": "pending", "seconds": None, "result": None, "error": None}
+            known[cell.name] = {**fresh, **known.get(cell.name, {}), **entry}
+
+    change(study_dir, edit)

@@ -1,0 +1,285 @@
+"""Run a study: compose, check, try, launch on one of Hydra's launchers, and say how it went.
+
+The same command goes on where the last one stopped: what a cell is called follows from its configuration, and what it
+still needs from its directory.
+"""
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hydra.core.plugins import Plugins
+from omegaconf import open_dict, read_write
+
+from ffnlab.composition import Sweep
+from ffnlab.config import StudyConfig, to_plain
+from ffnlab.errors import UserError
+from ffnlab.ffn import locate
+from ffnlab.study import manifest, resources, worker
+from ffnlab.study.cells import Cell, State, is_running, look, put_aside
+from ffnlab.study.preflight import Datasets, preflight
+from ffnlab.study.rates_stage import fresh_jobs
+from ffnlab.study.sweep import make_cells, study_name, take_apart
+from ffnlab.training.environment import code_fingerprint, command
+
+SECOND_DEATH = 2  # a cell whose process died this often is given up
+
+
+@dataclass
+class Plan:
+    """What is to be done with the cells of a command."""
+
+    cells: list[Cell]
+    states: dict[str, State]
+    todo: list[Cell]
+    afresh: list[str]  # cells whose directory is put aside first
+    kept_stale: list[str]
+
+
+def run_study(overrides: list[str], config_dir: str | None = None, several: bool = True) -> int:
+    """Run the study that a command asks for, or go on with it; returns the exit status.
+
+    0: every cell is finished. 1: some failed or diverged, and are listed. 130, 143: stopped; the same command goes on.
+
+    Raises:
+        UserError: before anything was started: a cell that cannot run, stale cells, a study declared otherwise.
+    """
+    sweep, settings = take_apart(overrides, config_dir, several)
+    name = study_name(sweep.master, sweep.typed)
+    with read_write(sweep.master), open_dict(sweep.master):
+        sweep.master.study = name  # Hydra's folders follow it
+    study_dir = Path(str(sweep.master.hydra.sweep.dir))
+    leader = worker.Leader.here()
+    cells = make_cells(sweep.jobs, name, config_dir)
+    status = _run_cells(sweep, settings, study_dir, cells, leader, several)
+    if settings.fresh_seeds and status in (0, 1):
+        later = make_cells(fresh_jobs(study_dir, cells, settings.fresh_seeds), name, config_dir)
+        if later:
+            worker.say(f"\n{len(later)} cells on fresh seeds, each block at the rate it did best with")
+            settings.fresh_seeds = None
+            status = max(status, _run_cells(sweep, settings, study_dir, later, leader, several))
+            cells += later
+    if several:
+        worker.say(f"report    python scripts/report.py {study_dir}")
+    return status
+
+
+def _run_cells(
+    sweep: Sweep, settings: StudyConfig, study_dir: Path, cells: list[Cell], leader: worker.Leader, several: bool
+) -> int:
+    for cell in cells:
+        resources.check_one_device(cell.cfg)
+    manifest.check_declared(study_dir, settings)
+    plan = _plan(study_dir, cells, settings)
+    _say_plan(study_dir, plan)
+    if plan.todo:
+        started = time.perf_counter()
+        here = not several or resources.dies_with_command(sweep.master.hydra.launcher)
+        here = here or not resources.in_background(sweep.master.hydra.launcher)
+        count = preflight(plan.todo, on_cpu=not here)
+        tried = f"{count} configuration{'s' if count > 1 else ''} tried for two steps"
+        worker.say(f"{len(plan.todo)} to run; {tried}, in {time.perf_counter() - started:.0f} s")
+    study_dir.mkdir(parents=True, exist_ok=True)
+    for name in plan.afresh:
+        put_aside(study_dir, name)
+    manifest.declare(study_dir, settings, command(), cells)
+    for cell in cells:
+        state = plan.states[cell.name]
+        stale = cell.name in plan.kept_stale
+        if manifest.entries(study_dir)[cell.name].get("stale", False) != stale:
+            manifest.update_cell(study_dir, cell.name, stale=stale)
+        if state.status == "finished" and cell.name not in plan.afresh:
+            worker.record_finished(study_dir, cell.name, state.record, state.result)
+    for cell in plan.todo:
+        manifest.update_cell(study_dir, cell.name, status="pending", error=None, result=None)
+    stopped = _launch(sweep, study_dir, cells, plan.todo, leader, several) if plan.todo else 0
+    return _summary(study_dir, cells, stopped)
+
+
+# -- planning -------------------------------------------------------------------------------------------------------
+
+
+def _plan(study_dir: Path, cells: list[Cell], settings: StudyConfig) -> Plan:
+    """Look at every cell.
+
+    Raises:
+        UserError: stale cells, and no word on what to do with them.
+    """
+    entries = manifest.entries(study_dir)
+    states = {cell.name: look(study_dir / cell.name, entries.get(cell.name, {})) for cell in cells}
+    datasets = Datasets()
+    plan = Plan(cells, states, [], [], [])
+    stale: dict[str, str] = {}
+    for cell in cells:
+        state = states[cell.name]
+        changed = _what_changed(cell, state, datasets) if state.record else ""
+        if state.status == "finished":
+            if changed:
+                stale[cell.name] = f"finished with {changed}"
+                (plan.afresh if settings.stale == "rerun" else plan.kept_stale).append(cell.name)
+            if changed and settings.stale == "rerun":
+                plan.todo.append(cell)
+        elif state.status in ("failed", "diverged"):
+            if settings.retry:
+                plan.todo.append(cell)
+                # A divergence would only come again from its checkpoint.
+                if changed or state.damaged or state.status == "diverged":
+                    plan.afresh.append(cell.name)
+        else:
+            plan.todo.append(cell)
+            if changed and not is_running(study_dir, cell.name):
+                stale[cell.name] = f"half done with {changed}"
+                afresh = settings.stale == "rerun" or "data" in changed
+                (plan.afresh if afresh else plan.kept_stale).append(cell.name)
+            if state.damaged:
+                plan.afresh.append(cell.name)
+    if stale and settings.stale is None:
+        raise UserError(
+            "\n".join(f"{name} is {why}" for name, why in stale.items())
+            + f"\n{len(stale)} of {len(cells)} cells are stale: stale=rerun runs them again, stale=keep keeps them"
+        )
+    # What another process runs comes last: by then it may be done.
+    plan.todo.sort(key=lambda cell: is_running(study_dir, cell.name))
+    return plan
+
+
+def _what_changed(cell: Cell, state: State, datasets: Datasets) -> str:
+    if state.data and state.data != datasets.hash(cell.cfg):
+        return "other data"
+    if state.code and state.code != code_fingerprint(locate(cell.cfg.ffn.target)):
+        return "other code"
+    return ""
+
+
+def _say_plan(study_dir: Path, plan: Plan) -> None:
+    worker.say(f"study {study_dir.name}: {len(plan.cells)} cells in {study_dir}")
+    todo = {cell.name for cell in plan.todo}
+    for cell in plan.cells:
+        state = plan.states[cell.name]
+        if cell.name in plan.kept_stale:
+            worker.say(f"{cell.name}: stale, kept")
+        if state.status == "finished" and cell.name not in todo:
+            worker.say(f"{cell.name}: finished before, val/loss {state.result['val/loss']:.4f}")
+        elif state.status in ("failed", "diverged") and cell.name not in todo:
+            worker.say(f"{cell.name}: {state.status} before: {state.error} (retry=true runs it again)")
+
+
+# -- launching ------------------------------------------------------------------------------------------------------
+
+
+def _launch(
+    sweep: Sweep, study_dir: Path, cells: list[Cell], todo: list[Cell], leader: worker.Leader, several: bool
+) -> int:
+    """Hand the cells to the launcher; returns the number of a signal that stopped them, or 0."""
+    if not several:
+        launcher_cfg: Any = {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"}
+        with open_dict(sweep.master.hydra):
+            sweep.master.hydra.launcher = launcher_cfg
+    launcher_cfg = sweep.master.hydra.launcher
+    background = resources.in_background(launcher_cfg)
+    if background:
+        resources.lend_path([str(Path(__file__).resolve().parents[2]), str(Path.cwd())])
+    task = worker.CellTask(
+        study_dir=str(study_dir.absolute()),
+        configs={cell.name: to_plain(cell.cfg) for cell in cells},
+        codes={cell.name: code_fingerprint(locate(cell.cfg.ffn.target)) for cell in cells},
+        threads=resources.threads_per_cell(launcher_cfg, len(cells)),
+        leader=leader,
+        dies_with_leader=resources.dies_with_command(launcher_cfg),
+        argv=list(sys.argv),
+        path=list(sys.path),
+    )
+    for name in ("hydra", "hydra_plugins"):  # they announce each job; its own lines say more
+        logging.getLogger(name).setLevel(logging.WARNING)
+    deaths: dict[str, int] = {}
+    with _signals(study_dir, leader) as stop:
+        while todo and not stop:
+            launcher = Plugins.instance().instantiate_launcher(
+                hydra_context=sweep.context, task_function=task, config=sweep.master
+            )
+            try:
+                launcher.launch([_job(cell) for cell in todo], initial_job_idx=0)
+                break
+            except Exception as error:  # the launcher's own: a worker that was killed, say, for want of memory
+                todo = _survivors(study_dir, todo, deaths, error)
+        if worker.asked_to_stop(study_dir, leader) and not stop:
+            stop.append(signal.SIGINT)  # a cell's own process got the signal
+    return stop[0] if stop else 0
+
+
+def _job(cell: Cell) -> list[str]:
+    return [*cell.overrides, f"study={cell.cfg.study}", f"hydra.sweep.subdir={cell.name}"]
+
+
+def _survivors(study_dir: Path, todo: list[Cell], deaths: dict[str, int], error: Exception) -> list[Cell]:
+    """The cells still to be run after the launcher gave up; one whose process died twice has failed."""
+    time.sleep(2 * worker.WATCH_S)  # let what is dying die
+    entries = manifest.entries(study_dir)
+    running = [cell for cell in todo if entries[cell.name].get("status") == "running"]
+    if not running:
+        raise error
+    message = f"its process died: {type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+    for cell in running:
+        deaths[cell.name] = deaths.get(cell.name, 0) + 1
+        if deaths[cell.name] >= SECOND_DEATH:
+            manifest.update_cell(study_dir, cell.name, status="failed", error=message)
+            print(f"{cell.name}: failed: {message}", file=sys.stderr, flush=True)
+    left = [c for c in todo if entries[c.name].get("status") in ("pending", "running") and deaths.get(c.name, 0) < 2]
+    # One that died alone before is not to take others along.
+    return sorted(left, key=lambda cell: deaths.get(cell.name, 0))
+
+
+@contextmanager
+def _signals(study_dir: Path, leader: worker.Leader) -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM let the running cells save themselves, and no other begin. A second Ctrl-C quits at once."""
+    seen: list[int] = []
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        if seen and signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        seen.append(signum)
+        worker.ask_to_stop(study_dir, leader)
+        os.write(2, b"\nstopping: cells save themselves after this step; Ctrl-C again quits at once\n")
+        for entry in manifest.entries(study_dir).values():
+            pid = entry.get("pid")
+            if entry.get("status") == "running" and entry.get("host") == leader.host and pid not in (None, leader.pid):
+                try:
+                    os.kill(int(pid), signal.SIGTERM)
+                except ProcessLookupError:
+                    continue
+
+    before = {signum: signal.signal(signum, note) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield seen
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+# -- the end --------------------------------------------------------------------------------------------------------
+
+
+def _summary(study_dir: Path, cells: Sequence[Cell], stopped: int) -> int:
+    leader = worker.Leader.here()
+    worker.forget_stop(study_dir, leader)
+    entries = manifest.entries(study_dir)
+    by_status: dict[str, list[str]] = {}
+    for cell in cells:
+        by_status.setdefault(str(entries[cell.name].get("status")), []).append(cell.name)
+    counts = ", ".join(f"{len(names)} {status}" for status, names in by_status.items())
+    worker.say(f"study {study_dir.name}: {counts}")
+    bad = [name for status in ("failed", "diverged") for name in by_status.get(status, [])]
+    for name in bad:
+        print(f"{name}: {entries[name]['status']}: {entries[name].get('error')}", file=sys.stderr)
+    if stopped:
+        print("stopped; the same command goes on", file=sys.stderr, flush=True)
+        return 128 + stopped
+    return 1 if bad or len(by_status.get("finished", [])) < len(cells) else 0

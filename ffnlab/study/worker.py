@@ -1,0 +1,239 @@
+"""One cell, run in whatever process a launcher chose. Nothing that goes wrong in it reaches the other cells."""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+
+from ffnlab.errors import UserError
+from ffnlab.study import manifest
+from ffnlab.study.cells import LOCKS, held, is_running, look
+from ffnlab.study.resources import one_gpu
+
+# Names that would make every run of a worker the same W&B run.
+WANDB_IDENTITY = ("WANDB_RUN_ID", "WANDB_NAME", "WANDB_RESUME", "WANDB_RUN_GROUP", "WANDB_SWEEP_ID")
+WATCH_S = 0.5
+
+
+@dataclass(frozen=True)
+class Leader:
+    """The process that was given the command."""
+
+    host: str
+    pid: int
+
+    @classmethod
+    def here(cls) -> "Leader":
+        """This process."""
+        return cls(socket.gethostname(), os.getpid())
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is that process."""
+        return self == Leader.here()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still runs; assumed of a process on another machine."""
+        if self.host != socket.gethostname():
+            return True
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
+
+
+@dataclass(frozen=True)
+class CellTask:
+    """Hydra's task function: runs the cell that its job is named after. Travels to workers by pickle."""
+
+    study_dir: str
+    configs: dict[str, dict[str, Any]]
+    codes: dict[str, str]
+    threads: int | None
+    leader: Leader
+    dies_with_leader: bool
+    argv: list[str]
+    path: list[str]
+
+    def __call__(self, _: Any) -> str:
+        """The cell's status afterwards."""
+        name = str(HydraConfig.get().sweep.subdir)
+        if not self.leader.is_here:
+            sys.argv = list(self.argv)
+            sys.path.extend(folder for folder in self.path if folder not in sys.path)
+            if self.dies_with_leader:
+                _end_with(self.leader)
+        try:
+            return self._run(name)
+        except KeyboardInterrupt:  # between two cells, or before the first step
+            ask_to_stop(Path(self.study_dir), self.leader)
+            return "interrupted"
+
+    def _run(self, name: str) -> str:
+        study_dir = Path(self.study_dir)
+        run_dir = study_dir / name
+        if asked_to_stop(study_dir, self.leader):
+            with contextlib.suppress(OSError):
+                run_dir.rmdir()  # made by Hydra a moment ago
+            return "pending"
+        if is_running(study_dir, name):
+            say(f"{name}: waiting, another process is running it")
+        with held(study_dir, name):
+            entry = manifest.entries(study_dir)[name]
+            state = look(run_dir, entry)
+            if state.status == "finished":  # by a process that was waited for
+                return record_finished(study_dir, name, state.record, state.result)
+            manifest.update_cell(study_dir, name, status="running", error=None, pid=os.getpid(), host=self.leader.host)
+            return self._train(study_dir, name)
+
+    def _train(self, study_dir: Path, name: str) -> str:
+        import torch
+        from rich.console import Console
+
+        from ffnlab.config import from_plain
+        from ffnlab.ffn import locate
+        from ffnlab.training import Diverged, Interrupted, train
+        from ffnlab.training.environment import code_fingerprint
+        from ffnlab.training.interruption import requeue_under_slurm
+
+        run_dir = study_dir / name
+        cfg = from_plain(self.configs[name])
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        status, error = "failed", None
+        try:
+            if code_fingerprint(locate(cfg.ffn.target)) != self.codes[name]:
+                raise UserError("the code changed while the study ran; run the command again to see which cells differ")
+            resume = (run_dir / "run.json").exists()
+            say(f"{name}: {'goes on' if resume else 'starts'}")
+            with _own_wandb_run(), one_gpu(cfg), _clean_torch():
+                # In a process of its own a cell shares the terminal with others: lines of ours instead of its table.
+                train(cfg, run_dir, resume=resume, console=Console(quiet=not self.leader.is_here))
+            state = look(run_dir, {})
+            return record_finished(study_dir, name, state.record, state.result)
+        except Interrupted as stop:
+            ask_to_stop(study_dir, self.leader)
+            manifest.update_cell(study_dir, name, status="interrupted")
+            say(f"{name}: stopped and saved")
+            requeue_under_slurm(stop.signum)
+            return "interrupted"
+        except Diverged as divergence:
+            status, error = "diverged", str(divergence)
+        except UserError as mistake:
+            error = str(mistake)
+        except Exception as failure:
+            traceback.print_exc()
+            error = f"{type(failure).__name__}: {failure}"
+        print(f"{name}: {status}: {error}", file=sys.stderr, flush=True)
+        manifest.update_cell(
+            study_dir, name, status=status, error=error, seconds=look(run_dir, {}).record.get("seconds")
+        )
+        return status
+
+
+def record_finished(study_dir: Path, name: str, record: dict[str, Any], result: dict[str, Any]) -> str:
+    """Put a finished cell's result into the manifest."""
+    from ffnlab.training.ledger import dumps, write_atomically
+
+    if record.get("status") != "finished":  # killed between its result and its last word
+        record = {**record, "status": "finished", "seconds": result.get("seconds")}
+        write_atomically(study_dir / name / "run.json", dumps(record, indent=2) + "\n")
+    entries = manifest.entries(study_dir)
+    if entries[name].get("status") != "finished" or entries[name].get("result") != result:
+        fields = {"status": "finished", "seconds": result.get("seconds"), "result": result, "error": None}
+        manifest.update_cell(study_dir, name, **fields)
+        done = sum(entry.get("status") == "finished" for entry in entries.values()) + 1
+        loss, seconds = result.get("val/loss"), result.get("seconds")
+        say(f"{name}: val/loss {loss:.4f} after {seconds:.0f} s ({done} of {len(entries)} cells finished)")
+    return "finished"
+
+
+def say(line: str) -> None:
+    """One whole line, at once, among those of other processes."""
+    print(line, flush=True)
+
+
+# -- stopping -------------------------------------------------------------------------------------------------------
+
+
+def _stop_file(study_dir: Path, leader: Leader) -> Path:
+    return study_dir / LOCKS / f"stop-{leader.host}-{leader.pid}"
+
+
+def ask_to_stop(study_dir: Path, leader: Leader) -> None:
+    """Let no further cell of this command begin."""
+    _stop_file(study_dir, leader).touch()
+
+
+def asked_to_stop(study_dir: Path, leader: Leader) -> bool:
+    """Whether the command was asked to stop."""
+    return _stop_file(study_dir, leader).exists()
+
+
+def forget_stop(study_dir: Path, leader: Leader) -> None:
+    """Take the request back: the command is over."""
+    _stop_file(study_dir, leader).unlink(missing_ok=True)
+
+
+_watched: set[Leader] = set()
+
+
+def _end_with(leader: Leader) -> None:
+    """Save and stop when the command is killed, so that nothing goes on behind the user's back."""
+    if leader in _watched:  # the process has run a cell before
+        return
+    _watched.add(leader)
+
+    def watch() -> None:
+        while leader.is_alive:
+            time.sleep(WATCH_S)
+        os.kill(os.getpid(), signal.SIGTERM)  # the run saves itself at the end of its step
+        time.sleep(60)
+        os._exit(143)
+
+    threading.Thread(target=watch, daemon=True, name="end-with-command").start()
+
+
+# -- a worker that is used again -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _own_wandb_run() -> Iterator[None]:
+    before = {key: os.environ.pop(key) for key in WANDB_IDENTITY if key in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(before)
+
+
+@contextmanager
+def _clean_torch() -> Iterator[None]:
+    """Settings of the whole process, which a cell's trainer may change, go back for the next cell."""
+    import torch
+
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    dtype = torch.get_default_dtype()
+    matmul = torch.get_float32_matmul_precision()
+    benchmark = torch.backends.cudnn.benchmark
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+        torch.set_default_dtype(dtype)
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.benchmark = benchmark
