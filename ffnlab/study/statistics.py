@@ -25,7 +25,9 @@ which holds 5% to within about 0.4 points over SD ratios from 1 to 40 and n from
 for many seeds. Verdicts and adjusted p use it; ``p`` and the marginal interval are plain Welch.
 """
 
-from collections.abc import Mapping
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import comb
 from typing import NamedTuple
@@ -105,12 +107,20 @@ def guarded_df(welch: Array | float, n: int, n_baseline: int) -> Array:
     return np.asarray((smaller - 1) + (welch - (smaller - 1)) * (smaller - 2) / (smaller + 1))
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Losses that do not vary make scipy warn; `_tested` deals with them."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield
+
+
 def _unpaired(block: Array, baseline: Array) -> _Test:
     block, baseline = present(block), present(baseline)
     n, n_baseline = block.shape[-1], baseline.shape[-1]
     if min(n, n_baseline) < MIN_SEEDS:
         return _untested(n, n_baseline, block, baseline)
-    with np.errstate(all="ignore"):
+    with _quiet():
         test = stats.ttest_ind(block, baseline, axis=-1, equal_var=False)
         interval = test.confidence_interval(LEVEL)
         variances = block.var(-1, ddof=1) / n + baseline.var(-1, ddof=1) / n_baseline
@@ -125,7 +135,7 @@ def _paired(block: Array, baseline: Array) -> _Test:
     n = differences.shape[-1]
     if n < MIN_SEEDS:
         return _untested(n, n, differences, np.zeros_like(differences))
-    with np.errstate(all="ignore"):
+    with _quiet():
         test = stats.ttest_1samp(differences, 0.0, axis=-1)
         interval = test.confidence_interval(LEVEL)
     se = differences.std(-1, ddof=1) / np.sqrt(n)
@@ -139,6 +149,7 @@ def _tested(
     # Losses that do not vary at all over seeds leave nothing to judge by: that resolves nothing, it proves nothing.
     flat = se <= 1e-12 * np.maximum(1.0, np.abs(difference))
     p = np.where(flat, 1.0, p)
+    se = np.where(flat, 0.0, se)
     df = np.where(flat, float(min(n, n_baseline) - 1), df)
     low, high = np.where(flat, np.nan, low), np.where(flat, np.nan, high)
     return _Test(n, n_baseline, difference, se, df, p, low, high)
