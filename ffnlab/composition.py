@@ -59,6 +59,15 @@ def cores() -> int:
     return int(cpu_count())
 
 
+def d_ff_at_depth(d_model: int, n_layers: int, reference_layers: int) -> int:
+    """Width of a dense block with which ``n_layers`` layers weigh what ``reference_layers`` do at ``d_ff = 4 d_model``.
+
+    Attention has 4 d_model^2 weights a layer and the FFN 2 d_model d_ff: 12 d_model^2 a layer of the reference.
+    """
+    return round((12 * reference_layers / n_layers - 4) / 2 * d_model)
+
+
+OmegaConf.register_new_resolver("d_ff_at_depth", d_ff_at_depth, replace=True)
 OmegaConf.register_new_resolver("cells_at_once", cells_at_once, use_cache=True, replace=True)
 
 

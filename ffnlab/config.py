@@ -180,6 +180,8 @@ def from_plain(values: dict[str, Any]) -> RunConfig:
         raise UserError(str(error)) from error
     cfg = validate(RunConfig, {**values, "ffn": section | {"options": ffn}})
     cfg.model.check()
+    if cfg.copy_task is not None and not isinstance(cfg.data, CopyData):
+        raise UserError("copy_task is the goal of data=copy alone; use experiment=copy_task without data=...")
     return cfg
 
 
@@ -200,14 +202,14 @@ def from_hydra(cfg: Any, ffn_choice: str | None) -> RunConfig:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    missing = sorted(OmegaConf.missing_keys(cfg))
-    if missing:
-        raise UserError("\n".join(f"{key} must be given: add {key}=..." for key in missing))
     try:
+        missing = sorted(OmegaConf.missing_keys(cfg))
+        if missing:
+            raise UserError("\n".join(f"{key} must be given: add {key}=..." for key in missing))
         values: Any = OmegaConf.to_container(cfg, resolve=True)
     except OmegaConfBaseException as error:
         raise UserError(f"the configuration does not resolve: {str(error).splitlines()[0]}") from error
-    for key in ("experiment", "resume", "preset", *STUDY_KEYS):  # how a run is started, not what it is
+    for key in ("experiment", "resume", *STUDY_KEYS):  # how a run is started, not what it is
         values.pop(key, None)
     if isinstance(values.get("ffn"), dict) and ffn_choice:
         values["ffn"].setdefault("name", ffn_choice.rpartition("/")[2])
