@@ -26,30 +26,35 @@ def draw(steps: Sequence[int], rates: Sequence[Sequence[float]], n: int, path: P
 
     rate_LS = np.array(rates, dtype=float).T
     n_layers, n_steps = rate_LS.shape
-    figure = Figure(figsize=(min(max(0.62 * n_steps + 2.4, 6.4), 14), 0.42 * n_layers + 1.9), layout="constrained")
+    figure = Figure(
+        figsize=(min(max(0.62 * n_steps + 2.4, 6.4), 14), min(0.42 * n_layers + 1.9, 8)), layout="constrained"
+    )
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     # A square-root scale over the whole range [0, 1]: pictures of different runs share their colours, and a
     # few percent can still be told from none.
     image = axes.imshow(rate_LS, aspect="auto", cmap="magma_r", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
     axes.set_yticks(range(n_layers), [f"L{layer}" for layer in range(n_layers)])
-    shown = np.unique(np.linspace(0, n_steps - 1, min(n_steps, 12)).round().astype(int))
+    shown = np.unique(np.linspace(0, n_steps - 1, min(n_steps, 11)).round().astype(int))
     axes.set_xticks(shown, [f"{steps[index]:,}" for index in shown])
     axes.set_xlabel("optimiser steps")
     axes.set_ylabel("layer")
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
-    figure.suptitle(f"dead/rel: neurons silent on {n:,} validation tokens", fontsize=10, x=0.01, ha="left")
+    subtitle = f"dead/rel: neurons silent on {n:,} validation tokens, in %"
+    written = rate_LS.size <= _WRITE_IN_CELLS
+    axes.set_title(subtitle, loc="left", fontsize=9, color="#444444")
+    if title:
+        figure.suptitle(title, fontsize=12, fontweight="bold")
     axes.set_xticks(np.arange(n_steps + 1) - 0.5, minor=True)
     axes.set_yticks(np.arange(n_layers + 1) - 0.5, minor=True)
-    axes.grid(which="minor", color="white", linewidth=1)
+    axes.grid(which="minor", color="white", linewidth=1 if written else 0.3)
     axes.tick_params(which="both", length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    if rate_LS.size <= _WRITE_IN_CELLS:
+    if written:
         for (layer, index), rate in np.ndenumerate(rate_LS):
-            colour = "white" if rate > 0.35 else "#333333"
+            colour = "white" if rate > 0.15 else "#333333"
             axes.text(index, layer, _percent(rate), ha="center", va="center", fontsize=8, color=colour)
-    bar = figure.colorbar(image, ax=axes, ticks=[0, 0.05, 0.25, 0.5, 1], pad=0.015)
+    bar = figure.colorbar(image, ax=axes, ticks=[0, 0.05, 0.25, 0.5, 1], pad=0.015, fraction=0.05, aspect=22)
     bar.ax.set_yticklabels(["0%", "5%", "25%", "50%", "100%"])
     bar.outline.set_visible(False)
     bar.set_label("dead neurons")
