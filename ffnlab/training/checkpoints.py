@@ -48,8 +48,7 @@ def write_flushed(path: Path, content: bytes | memoryview) -> None:
 class Checkpoints(lightning.Callback):
     """Saves ``last`` before the first step, after every validation and when asked to; keeps ``previous`` and ``best``.
 
-    Saving happens between two steps, where Lightning's own counters are unambiguous, not inside the validation loop.
-    A checkpoint also says how many points the ledger held, so that a resumed run goes on exactly there.
+    Saving happens between two steps, not inside the validation loop, so that there is one place to go on from. A checkpoint also says how many points the ledger held, so that a resumed run goes on exactly there.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -66,6 +65,15 @@ class Checkpoints(lightning.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what ``state_dict`` returned."""
         self.best = float(state_dict["best"])
+
+    def on_save_checkpoint(self, trainer: lightning.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Take the batch that was fetched but not begun out of Lightning's count.
+
+        A resumed run fetches it again; counted twice, it would move every later validation one batch forward.
+        """
+        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        for count in (progress["total"], progress["current"]):
+            count["ready"] = count["completed"]
 
     def on_validation_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         """Note that a checkpoint is due. The first, before training, shows at once whether there is room for it."""

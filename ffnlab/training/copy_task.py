@@ -101,9 +101,11 @@ def _some(names: list[str], most: int = 3) -> str:
 class CopyTaskGoal(lightning.Callback):
     """Ends the run when the task is solved; otherwise, at its end, raises ``CopyTaskFailed`` with the diagnosis."""
 
-    def __init__(self, cfg: CopyTaskConfig, task: CopyTask, console: Console) -> None:
-        self.task, self.console = task, console
-        self.seen = Evidence(goal=cfg.loss, n=len(task.sequences_NL))
+    def __init__(self, cfg: CopyTaskConfig, data: object, console: Console) -> None:
+        if not isinstance(data, CopyTask):
+            raise TypeError("the copy task's goal needs the copy task's data")
+        self.task, self.console = data, console
+        self.seen = Evidence(goal=cfg.loss, n=len(data.sequences_NL))
         self._unfed: set[str] | None = None
 
     @property
@@ -183,14 +185,3 @@ class CopyTaskGoal(lightning.Callback):
             else:
                 self.seen.exact = 0
         network.train(training)
-
-
-def copy_task_goal(cfg: CopyTaskConfig, data: object, console: Console) -> CopyTaskGoal:
-    """The callback for a run's data.
-
-    Raises:
-        UserError: the data is not the copy task.
-    """
-    if not isinstance(data, CopyTask):
-        raise UserError("copy_task needs data=copy; use experiment=copy_task as it is")
-    return CopyTaskGoal(cfg, data, console)

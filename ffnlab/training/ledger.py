@@ -35,6 +35,21 @@ def write_atomically(path: Path, text: str) -> None:
         raise
 
 
+def create_exclusively(path: Path, text: str) -> None:
+    """Create ``path`` with its whole content at once; of two processes that try, one gets FileExistsError."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    write_atomically(draft, text)
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        raise
+    except OSError:  # not every file system has links
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
 def _plain(value: Any) -> Any:
     """JSON has no NaN and no infinity: they become null."""
     if isinstance(value, float):
@@ -75,25 +90,28 @@ class Ledger(Logger):
     # -- opening ---------------------------------------------------------------------------------------------------
 
     @classmethod
-    def create(cls, run_dir: Path, tokens_per_step: int, config: dict[str, Any], record: dict[str, Any]) -> "Ledger":
-        """Begin a run's records.
+    def create(
+        cls, run_dir: Path, tokens_per_step: int, config: dict[str, Any], record: dict[str, Any], claimed: bool = False
+    ) -> "Ledger":
+        """Begin a run's records. ``config.yaml`` claims the directory, and is whole from the moment it is there.
+
+        ``claimed``: it is there, and a kill came before anything else was written.
 
         Raises:
             UserError: the directory holds a run already, or cannot be written.
         """
         ledger = cls(run_dir, tokens_per_step)
+        ledger.record = {"status": "running", "created": now(), **record}
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
-            # Exclusive creation: of two processes that were given one directory, the second is refused.
-            with (run_dir / "run.json").open("x", encoding="utf-8"):
-                pass
+            if not claimed:
+                text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+                create_exclusively(run_dir / "config.yaml", text)
+            ledger.update()
         except FileExistsError:
             raise UserError(f"{run_dir} holds a run already; go on with it by resume={run_dir}") from None
         except OSError as error:
             raise UserError(f"cannot write to the run directory {run_dir}: {error.strerror}") from error
-        ledger.record = {"status": "running", "created": now(), **record}
-        write_atomically(run_dir / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
-        ledger.update()
         return ledger
 
     @classmethod

@@ -37,14 +37,15 @@ class Curves(lightning.Callback):
 
     @property
     def mean_tokens_per_s(self) -> float:
-        """Training throughput over this sitting, validation excluded."""
+        """Training throughput over all sittings, validation excluded."""
         return self._train_steps * self.tokens_per_step / max(self._train_seconds, 1e-9)
 
     def state_dict(self) -> dict[str, Any]:
-        """The open window, so that a resumed run logs the same points."""
+        """The open window, so that a resumed run logs the same points, and the last point, which the result quotes."""
         losses = 0.0 if self._losses is None else float(self._losses)
         norm = None if self._norm_mean is None else float(self._norm_mean)
-        return {"losses": losses, "count": self._count, "norm_mean": norm}
+        timing = {"steps": self._train_steps, "seconds": self._train_seconds}
+        return {"losses": losses, "count": self._count, "norm_mean": norm, "last": self.last, "timing": timing}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what ``state_dict`` returned."""
@@ -52,6 +53,8 @@ class Curves(lightning.Callback):
         self._count = int(state_dict["count"])
         norm = state_dict["norm_mean"]
         self._norm_mean = None if norm is None else torch.tensor(norm)
+        self.last = dict(state_dict["last"])
+        self._train_steps, self._train_seconds = state_dict["timing"]["steps"], state_dict["timing"]["seconds"]
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         """Start the clock of the first window."""

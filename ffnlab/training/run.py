@@ -34,7 +34,7 @@ from ffnlab.training.checkpoints import (
     newest_checkpoint,
     write_flushed,
 )
-from ffnlab.training.copy_task import CopyTaskFailed, CopyTaskGoal, copy_task_goal, not_finite
+from ffnlab.training.copy_task import CopyTaskFailed, CopyTaskGoal, not_finite
 from ffnlab.training.engine import n_processes, quiet_libraries, trainer_arguments
 from ffnlab.training.environment import code_fingerprint, command, git_state, hardware, versions
 from ffnlab.training.face import parameters_by_part, run_table, say_result
@@ -107,7 +107,7 @@ def _train(
     if not first:
         ledger = Ledger.join(run_dir, prepared.tokens_per_step)
         checkpoint = newest_checkpoint(run_dir, say) if resume else None
-    elif resume:
+    elif resume and (run_dir / "run.json").exists():
         _check_same(run_dir, prepared)
         checkpoint = newest_checkpoint(run_dir, say)
         if checkpoint:
@@ -116,7 +116,8 @@ def _train(
         else:
             ledger = Ledger.reopen(run_dir, prepared.tokens_per_step, step=0, points=0)
     else:
-        ledger = Ledger.create(run_dir, prepared.tokens_per_step, to_plain(cfg), _record(cfg, prepared))
+        record = _record(cfg, prepared)
+        ledger = Ledger.create(run_dir, prepared.tokens_per_step, to_plain(cfg), record, claimed=resume)
 
     parameters = parameters_by_part(prepared.network)
     console.print(
@@ -137,7 +138,7 @@ def _train(
             if wandb_logger is not None and run_id is None:
                 ledger.update(wandb_id=wandb_logger.experiment.id)
         if cfg.copy_task is not None:
-            goal = copy_task_goal(cfg.copy_task, prepared.data, console)
+            goal = CopyTaskGoal(cfg.copy_task, prepared.data, console)
             callbacks = [*callbacks, goal]
         result = _fit(cfg, prepared, ledger, wandb_logger, arguments, checkpoint, console, callbacks, interruption)
         if goal is not None:
