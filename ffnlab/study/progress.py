@@ -54,10 +54,8 @@ def _progress(study_dir: Path, name: str, entry: dict[str, Any]) -> CellProgress
     state = look(run_dir, entry)
     status: str = state.status
     if status in ("missing", "unfinished"):
-        if is_running(study_dir, name):
-            status = "running"
-        else:
-            status = "stopped" if status == "unfinished" else "waiting"
+        idle = "stopped" if status == "unfinished" else "waiting"
+        status = "running" if is_running(study_dir, name) else idle
     point = _last_point(run_dir / "metrics.jsonl")
     step, steps = int(point.get("step", 0)), int(state.record.get("steps") or 0)
     seconds = float(point.get("seconds", 0.0))

@@ -85,7 +85,7 @@ def build_workspace(analysis: Analysis, entity: str, project: str, n_layers: int
         sections=sections,
         settings=ws.WorkspaceSettings(x_axis="step", max_runs=max(10, len(study.cells)), group_by_prefix="first"),
         runset_settings=ws.RunsetSettings(
-            filters=[expr.Metric("Group") == study.name],
+            filters=expr.And(expr.Metric("Group") == study.name),
             groupby=[expr.Metric("JobType")],
             order=[expr.Ordering(expr.Summary("val/loss"), ascending=True)],
             pinned_columns=["summary:val/loss", "summary:val/bpb", "summary:dead/rel"],

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ def _hash(*parts: object) -> str:
 
 
 def cell_name(block: str, seed: int, *more: object) -> str:
-    return f"{block}-s{seed}-{_hash(block, seed, *more)[:8]}"
+    return f"{re.sub(r'[^A-Za-z0-9]+', '-', block)}-s{seed}-{_hash(block, seed, *more)[:8]}"
 
 
 def run_records(

@@ -1,0 +1,99 @@
+import pytest
+from synthetic import STEPS, losses, write_study
+
+from ffnlab.study import charts
+from ffnlab.study.analyse import analyse
+from ffnlab.study.load import load_curves, load_study
+
+VALUES = losses({"relu": 0.02, "gelu": 0.0, "swiglu": -0.06}, range(5))
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    changes = {("relu", 4): {"status": "diverged"}}
+    loaded = load_study(write_study(tmp_path_factory.mktemp("c") / "s", VALUES, cell_changes=changes))
+    return analyse(loaded), load_curves(loaded)
+
+
+def values(spec, layer=None):
+    """Rows behind a chart, or behind one of its layers."""
+    node = spec if layer is None else spec["layer"][layer]
+    return spec["datasets"][node.get("data", spec.get("data"))["name"]]
+
+
+def test_loss_curves_are_mean_and_range_over_finished_seeds(study):
+    spec = charts.loss_curves(*study, "step")
+    rows = {(r["arm"], r["step"]): r for r in values(spec, 0)}
+    last = rows["gelu", STEPS]
+    own = list(VALUES["gelu"].values())
+    assert last["mean"] == pytest.approx(sum(own) / 5)
+    assert (last["low"], last["high"], last["seeds"]) == (min(own), max(own), 5)
+    assert rows["relu", STEPS]["seeds"] == 4  # the diverged one is not averaged in
+    broken = values(spec, 3)
+    assert {r["status"] for r in broken} == {"diverged"}
+
+
+@pytest.mark.parametrize("axis", list(charts.AXES))
+def test_axes(study, axis):
+    spec = charts.loss_curves(*study, axis)
+    xs = [r["x"] for r in values(spec, 0)]
+    assert max(xs) > 0
+    assert spec["layer"][0]["encoding"]["x"]["title"] == charts.AXES[axis]
+    assert charts.png(spec).startswith(b"\x89PNG")
+
+
+def test_forest_is_the_declared_analysis(study):
+    analysis, _ = study
+    rows = {r["arm"]: r for r in values(charts.forest(analysis), 1)}
+    assert set(rows) == {"relu", "swiglu"}
+    for arm in analysis.arms:
+        if arm.primary:
+            assert rows[arm.name]["low"] == arm.primary.low
+            assert rows[arm.name]["wide_high"] == arm.primary.wide_high
+    other = {r["arm"]: r for r in values(charts.forest(analysis, 1), 1)}
+    assert other["relu"]["low"] == next(a for a in analysis.arms if a.name == "relu").answers[1].low
+
+
+def test_every_seed_is_a_point(study):
+    spec = charts.seed_points(study[0])
+    assert len(values(spec, 0)) == 14
+
+
+def test_dead_maps_share_one_scale(study):
+    maps = charts.dead_maps(*study)
+    assert set(maps) == {"relu", "gelu", "swiglu"}
+    domains = {tuple(spec["encoding"]["color"]["scale"]["domain"]) for spec in maps.values()}
+    assert len(domains) == 1
+    rows = values(maps["relu"])
+    assert {r["layer"] for r in rows} == {0, 1, 2, 3}
+    assert max(r["share"] for r in rows) == domains.pop()[1]
+
+
+def test_profiles_are_final_values_by_layer(study):
+    spec = charts.profiles(study[0])["sparsity/zero"]
+    rows = values(spec, 0)
+    assert {r["arm"] for r in rows} == {"relu"}  # a figure that a block does not have draws no line
+    assert [r["value"] for r in rows] == pytest.approx([0.6, 0.65, 0.7, 0.75])
+
+
+def test_the_baseline_has_the_first_colour(study):
+    assert charts.names(study[0])[0] == "gelu"
+    assert charts.loss_curves(*study, "step")["layer"][0]["encoding"]["color"]["scale"]["domain"][0] == "gelu"
+
+
+def _luminance(colour):
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_stand_out_from_the_ground(scheme):
+    ground = _luminance(charts.INK[scheme][3])
+
+    def contrast(colour):
+        high, low = sorted((_luminance(colour), ground), reverse=True)
+        return (high + 0.05) / (low + 0.05)
+
+    assert all(contrast(c) >= 3 for c in [*charts.PALETTES[scheme], *charts.VERDICTS.values()])
+    assert all(contrast(c) >= 4.5 for c in charts.INK[scheme][:2])

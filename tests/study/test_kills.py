@@ -1,0 +1,158 @@
+"""Studies in real processes that are killed, stopped, and started side by side."""
+
+import json
+import random
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import BASIC, TIMINGS, TINY, Command, manifest, results, statuses
+
+from ffnlab.training.ledger import read_points
+
+STUDY = [BASIC, "ffn=relu,swiglu", "seed=0,1", "study=s", *TINY]
+JOBLIB = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", *STUDY[1:]]
+
+
+def until(condition: Callable[[], bool], patience: float = 90) -> None:
+    end = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
+
+
+def points_logged(study_dir: Path) -> int:
+    return sum(len(read_points(path.parent)) for path in study_dir.glob("*/metrics.jsonl"))
+
+
+def curves(study_dir: Path) -> dict[str, list[dict[str, Any]]]:
+    return {
+        path.parent.name: [{k: v for k, v in point.items() if k not in TIMINGS} for point in read_points(path.parent)]
+        for path in study_dir.glob("*/metrics.jsonl")
+    }
+
+
+def run(folder: Path, args: list[str], **env: str) -> Command:
+    command = Command(folder, ["-m", *args], **env)
+    assert command.wait() == 0, command.said
+    return command
+
+
+def kill_at(folder: Path, args: list[str], points: int) -> None:
+    """SIGKILL the command once so many points are logged in all."""
+    command = Command(folder, ["-m", *args])
+    until(lambda: points_logged(folder / "outputs" / "s") >= points or not command.running)
+    command.send(signal.SIGKILL)
+    command.wait()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    run(folder, STUDY)
+    return folder / "outputs" / "s"
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_a_study_ends_as_if_undisturbed(tmp_path: Path, undisturbed: Path) -> None:
+    total = points_logged(undisturbed)
+    for points in sorted(random.Random(5).sample(range(1, total - 5), 5)):
+        kill_at(tmp_path, STUDY, points)
+    study = tmp_path / "outputs" / "s"
+    assert any(status != "finished" for status in statuses(study).values())
+    command = run(tmp_path, STUDY)
+    assert "goes on" in command.said
+    assert results(study) == results(undisturbed)
+    assert curves(study) == curves(undisturbed)
+
+
+def test_an_interrupted_study_saves_and_goes_on(tmp_path: Path, undisturbed: Path) -> None:
+    study = tmp_path / "outputs" / "s"
+    command = Command(tmp_path, ["-m", *STUDY])
+    until(lambda: points_logged(study) >= 30)
+    command.send(signal.SIGINT)
+    assert command.wait() == 130, command.said
+    assert "the same command goes on" in command.said
+    assert "interrupted" in statuses(study).values()
+    assert "pending" in statuses(study).values()  # no other cell was begun
+    assert not list((study / ".locks").glob("stop-*"))
+    assert all((study / name / "run.json").exists() for name in statuses(study) if (study / name).exists())
+    run(tmp_path, STUDY)
+    assert results(study) == results(undisturbed)
+
+
+@pytest.mark.slow
+def test_joblib_workers_end_with_a_killed_command_and_the_study_goes_on(tmp_path: Path, undisturbed: Path) -> None:
+    study = tmp_path / "outputs" / "s"
+    for points in (5, 60):
+        command = Command(tmp_path, ["-m", *JOBLIB])
+        until(lambda points=points: points_logged(study) >= points or not command.running)
+        workers = {entry["pid"] for entry in manifest(study)["cells"].values() if "pid" in entry}
+        command.send(signal.SIGKILL)
+        command.wait()
+        until(lambda workers=workers: not any(Path(f"/proc/{pid}").exists() for pid in workers), patience=20)
+    run(tmp_path, JOBLIB)
+    # Two at a time in processes that are used again: the same numbers as one after the other.
+    assert results(study) == results(undisturbed)
+    assert {json.loads(path.read_text())["hardware"]["threads"] for path in study.glob("*/run.json")} == {1}
+
+
+def test_two_commands_for_one_study_share_the_work(tmp_path: Path, undisturbed: Path) -> None:
+    study = tmp_path / "outputs" / "s"
+    first = Command(tmp_path / "a", ["-m", f"hydra.sweep.dir={study}", *STUDY])
+    second = Command(tmp_path / "b", ["-m", f"hydra.sweep.dir={study}", *STUDY])
+    assert first.wait() == 0, first.said
+    assert second.wait() == 0, second.said
+    assert results(study) == results(undisturbed)
+    starts = re.findall(r"(\S+): (?:starts|goes on)", first.said + second.said)
+    assert sorted(starts) == sorted(results(study))  # each cell once
+
+
+def test_two_studies_at_once_on_the_same_data(tmp_path: Path, text_file: Path) -> None:
+    """Neither corpus nor tokens exist beforehand: both prepare them."""
+    args = [word for word in TINY if not word.startswith(("data", "model.context"))]
+    args += [f"data.paths=['{text_file}']", "data=text", "data.tokenizer.vocab_size=300", "model.context_length=16"]
+    cache = str(tmp_path / "cache")
+    both = [
+        Command(tmp_path / name, ["-m", BASIC, "ffn=relu", "seed=0,1", f"study={name}", *args], FFNLAB_CACHE=cache)
+        for name in ("one", "two")
+    ]
+    for command in both:
+        assert command.wait() == 0, command.said
+    assert results(tmp_path / "one" / "outputs" / "one") == results(tmp_path / "two" / "outputs" / "two")
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_fails_alone(tmp_path: Path) -> None:
+    """One cell kills its own process, as the system does when memory runs out."""
+    (tmp_path / "deadly.py").write_text(
+        "import os, signal\n"
+        "from torch import nn\n"
+        "from ffnlab.ffn import DenseFFN\n"
+        "class Deadly(DenseFFN):\n"
+        "    def __init__(self, d_model, d_ff, dies_at=-1):\n"
+        "        super().__init__(d_model, d_ff)\n"
+        "        self.dies_at, self.calls = dies_at, 0\n"
+        "    def forward(self, x):\n"
+        "        self.calls += self.training\n"
+        "        if self.calls == self.dies_at:\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        return super().forward(x)\n"
+    )
+    (tmp_path / "groups" / "ffn").mkdir(parents=True)
+    (tmp_path / "groups" / "ffn" / "deadly.yaml").write_text("_target_: deadly.Deadly\ndies_at: -1\n")
+    words = [
+        "--config-dir", "groups", "-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "ffn=deadly",
+        "ffn.dies_at=4,-1", "seed=0,1", "study=s", *TINY,
+    ]  # fmt: skip
+    command = Command(tmp_path, words)
+    assert command.wait() == 1, command.said
+    study = tmp_path / "outputs" / "s"
+    by_status = sorted(statuses(study).values())
+    assert by_status == ["failed", "failed", "finished", "finished"], command.said
+    errors = [entry["error"] for entry in manifest(study)["cells"].values() if entry["status"] == "failed"]
+    assert all("its process died" in error for error in errors)
