@@ -119,6 +119,13 @@ def resume_command(run_dir: Path) -> str:
     return f"python train.py {shlex.quote(f'resume={path}')}"
 
 
+def _drop_if_empty(run_dir: Path) -> bool:
+    """Remove the directory that Hydra made a moment ago, unless something is in it."""
+    with contextlib.suppress(OSError):
+        run_dir.rmdir()
+    return not run_dir.exists()
+
+
 def run_job(job: Job) -> int:
     """Train one composed job and return the process's exit status."""
     from rich.console import Console
@@ -137,15 +144,14 @@ def run_job(job: Job) -> int:
         cfg = load_config(run_dir) if resume else from_hydra(job.cfg, job.choices.get("ffn"))
         train(cfg, run_dir, resume=resume, console=Console())
     except UserError as error:
-        with contextlib.suppress(OSError):
-            run_dir.rmdir()  # made by Hydra a moment ago; stays if anything is in it
+        _drop_if_empty(run_dir)
         return say_error(error)
     except (Diverged, Interrupted) as error:
         if process_rank() > 0:
             return 0  # the first process has its say and its status; Lightning would kill it for ours
         if isinstance(error, Diverged):
             return say_error(f"{error}; see run.json in {run_dir}")
-        if (run_dir / "run.json").exists():
+        if not _drop_if_empty(run_dir):
             print(f"{error}: saved; go on by: {resume_command(run_dir)}", file=sys.stderr)
         requeue_under_slurm(error.signum)
         return error.exit_code

@@ -48,7 +48,8 @@ def write_flushed(path: Path, content: bytes | memoryview) -> None:
 class Checkpoints(lightning.Callback):
     """Saves ``last`` before the first step, after every validation and when asked to; keeps ``previous`` and ``best``.
 
-    Saving happens between two steps, not inside the validation loop, so that there is one place to go on from. A checkpoint also says how many points the ledger held, so that a resumed run goes on exactly there.
+    Saving happens between two steps, not inside the validation loop, so that there is one place to go on from. A
+    checkpoint also says how many points the ledger held then.
     """
 
     def __init__(self, ledger: Ledger) -> None:

@@ -113,6 +113,18 @@ class Curves(lightning.Callback):
         self._paused += time.perf_counter() - self._pause_began
 
 
+def seed_generators(seed: int) -> None:
+    """``torch.manual_seed`` for the devices in use.
+
+    The original formats a stack trace for every kind of device that was never started, which took 6% of a small step.
+    """
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(seed)
+
+
 class DropoutStream(lightning.Callback):
     """Gives each part of each step, on each process, a random stream of its own.
 
@@ -127,4 +139,4 @@ class DropoutStream(lightning.Callback):
         """Seed torch's generators, on the CPU and on every GPU."""
         part = batch_idx % trainer.accumulate_grad_batches
         entropy = (self.seed, trainer.global_step, part, pl_module.share[1])
-        torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]))
+        seed_generators(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]))

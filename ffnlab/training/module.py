@@ -12,7 +12,7 @@ from ffnlab.model import IGNORE, LanguageModel
 from ffnlab.training.batches import Batch
 from ffnlab.training.guard import Diverged, first_nonfinite
 from ffnlab.training.optim import make_optimizer, make_schedule
-from ffnlab.training.parallel import clip_gradients, fill_plain, plain_copy, shard
+from ffnlab.training.parallel import clip_gradients, fill_plain, gradient_norm, plain_copy, shard
 
 
 class LMModule(lightning.LightningModule):
@@ -69,13 +69,16 @@ class LMModule(lightning.LightningModule):
         Raises:
             Diverged: before the optimiser has touched a weight.
         """
-        self.grad_norm = clip_gradients(list(self.network.parameters()), self.optim.grad_clip or math.inf)
+        parameters = list(self.network.parameters())
+        self.grad_norm = gradient_norm(parameters)
         losses = torch.stack([loss for _, loss in self._parts])
         if not bool(torch.isfinite(self.grad_norm + losses.sum())):
             lr = float(optimizer.param_groups[0]["lr"])
             batches = [batch for batch, _ in self._parts]
             raise Diverged(self.trainer.global_step + 1, first_nonfinite(self.network, batches), lr)
         self._parts = []
+        if self.optim.grad_clip:
+            clip_gradients(parameters, self.optim.grad_clip, self.grad_norm)
 
     def configure_optimizers(self) -> Any:
         """AdamW and the schedule, stepped once per optimiser step."""

@@ -8,7 +8,7 @@ the same batch. ``trainer=fsdp`` shares out the batch and the storage of every b
 
 import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -132,17 +132,20 @@ def plain_copy(network: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def clip_gradients(parameters: list[nn.Parameter], limit: float) -> Tensor:
-    """Scale gradients so that their common norm is at most ``limit``; returns the norm before.
-
-    As ``torch.nn.utils.clip_grad_norm_``, which does not accept a mixture of sharded and whole tensors.
-    """
-    if not any(isinstance(parameter, DTensor) for parameter in parameters):
-        return torch.nn.utils.clip_grad_norm_(parameters, limit)
+def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """The common L2 norm of all gradients; sharded and whole ones may be mixed."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norms = [whole(torch.linalg.vector_norm(gradient)) for gradient in gradients]
-    norm = torch.linalg.vector_norm(torch.stack(norms))
+    if not any(isinstance(gradient, DTensor) for gradient in gradients):
+        return torch.nn.utils.get_total_norm(gradients)
+    return torch.linalg.vector_norm(torch.stack([whole(torch.linalg.vector_norm(g)) for g in gradients]))
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Sequence[nn.Parameter], limit: float, norm: Tensor) -> None:
+    """Scale gradients of common norm ``norm`` down to ``limit``, where they are above it."""
+    plain = [parameter for parameter in parameters if not isinstance(parameter.grad, DTensor)]
+    torch.nn.utils.clip_grads_with_norm_(plain, limit, norm)
     factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
-    for gradient in gradients:
-        (gradient.to_local() if isinstance(gradient, DTensor) else gradient).mul_(factor)
-    return norm
+    for parameter in parameters:
+        if isinstance(parameter.grad, DTensor):
+            parameter.grad.to_local().mul_(factor)

@@ -24,6 +24,7 @@ from ffnlab.config import RunConfig, to_plain
 from ffnlab.errors import UserError
 from ffnlab.ffn import locate
 from ffnlab.run_dir import check_run_dir
+from ffnlab.training.allocator import keep_freed_memory
 from ffnlab.training.batches import Cut, TrainStream, ValStream, loader
 from ffnlab.training.checkpoints import (
     FINAL,
@@ -173,6 +174,7 @@ def _fit(
     if cfg.train.compile:
         prepared.network.compile()
     torch.set_flush_denormal(True)
+    keep_freed_memory()
     checkpoints = Checkpoints(ledger)
     interruption.save = checkpoints.save
     census = CensusCallback(
