@@ -117,6 +117,15 @@ class CopyTaskGoal(lightning.Callback):
             "copy/steps": float(self.seen.step),
         }
 
+    def setup(self, trainer: lightning.Trainer, pl_module: Any, stage: str) -> None:
+        """One thread: at this size more gain nothing, and on a busy machine they wait for each other."""
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+
+    def teardown(self, trainer: lightning.Trainer, pl_module: Any, stage: str) -> None:
+        """Give the threads back."""
+        torch.set_num_threads(self._threads)
+
     def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         """Measure the start."""
         rates = [module.p for module in pl_module.network.modules() if isinstance(module, nn.Dropout)]
