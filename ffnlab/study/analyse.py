@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -133,7 +133,7 @@ def analyse(study: Study) -> Analysis:
         study=study,
         problems=found,
         arms=arms,
-        correlations={a: {b: float(correlations.loc[a, b]) for b in study.arms} for a in study.arms},
+        correlations={a: {b: float(correlations[b][a]) for b in study.arms} for a in study.arms},
         comparisons=family,
         limits=[] if noise else _limits(study, arms),
         rates=chosen,
@@ -244,7 +244,7 @@ def _settle(answer: Answer, diverged: int, diverged_baseline: int) -> Answer:
         note = f"Lower where it finished, but {diverged} of its runs diverged, so it is not called better."
         return dataclasses.replace(answer, verdict=NOT_RESOLVED, note=note)
     if answer.verdict == WORSE and diverged_baseline:
-        note = f"Higher where both finished, but {diverged_baseline} runs of the baseline diverged, so it is not called worse."
+        note = f"Higher where both finished, but {diverged_baseline} of the baseline's runs diverged: not called worse."
         return dataclasses.replace(answer, verdict=NOT_RESOLVED, note=note)
     return answer
 
@@ -277,7 +277,7 @@ def _arm(
         sd=float(losses.std(ddof=1)) if len(losses) > 1 else math.nan,
         bpb=_mean(done, "bpb"),
         perplexity=_mean(done, "perplexity"),
-        losses={int(s): float(v) for s, v in by_seed[name].dropna().items()},
+        losses={int(s): float(v) for s, v in zip(by_seed.index, by_seed[name], strict=True) if not math.isnan(v)},
         d_ff=_mean(every, "d_ff"),
         params=_mean(every, "params"),
         ffn_params=_mean(every, "ffn_params"),
@@ -288,7 +288,7 @@ def _arm(
         figures=figures,
         by_layer=by_layer,
         answers=answers,
-        correlation=float(both.corr().iloc[0, 1]) if enough else math.nan,
+        correlation=float(both[name].corr(both[study.baseline])) if enough else math.nan,
         variance_ratio=statistics.variance_ratio(by_seed[name].to_numpy(), by_seed[study.baseline].to_numpy())
         if enough
         else math.nan,
@@ -337,7 +337,7 @@ def _limits(study: Study, arms: list[Arm]) -> list[str]:
         said.append("There is no BCa interval below five seeds.")
     if unpaired and study.analysis == "unpaired" and any(a.p_adjusted_plain <= 0.05 < a.p_adjusted for a in unpaired):
         said.append(
-            "Plain Welch with Holm would call one more block different; with so few seeds it does so too often when variances "
-            "differ, so the verdict uses fewer degrees of freedom."
+            "Plain Welch with Holm would call one more block different; with so few seeds it does so too often when "
+            "variances differ, so the verdict uses fewer degrees of freedom."
         )
     return said

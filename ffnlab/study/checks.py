@@ -127,8 +127,8 @@ def _design(study: Study) -> list[Problem]:
             )
         )
     if study.kind == "blocks":
-        seeds = cells.groupby("arm")["seed"].agg(lambda s: tuple(sorted(s)))
-        if seeds.nunique() > 1:
+        seeds = {str(arm): tuple(sorted(group["seed"])) for arm, group in cells.groupby("arm")}
+        if len(set(seeds.values())) > 1:
             text = "; ".join(f"{arm} has {', '.join(map(str, s))}" for arm, s in seeds.items())
             found.append(Problem("seeds", f"Arms do not have the same seeds: {text}."))
     if not study.declared:
@@ -139,7 +139,9 @@ def _design(study: Study) -> list[Problem]:
             )
         )
     if study.baseline != study.declared_baseline:
-        text = f"The baseline {study.baseline} was chosen for this report; the study declared {study.declared_baseline}."
+        text = (
+            f"The baseline {study.baseline} was chosen for this report; the study declared {study.declared_baseline}."
+        )
         found.append(Problem("undeclared", text))
     return found
 

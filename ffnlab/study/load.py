@@ -32,10 +32,11 @@ LAYER = re.compile(r"^(?P<metric>[^_].*)_L(?P<layer>\d+)$")
 class Study:
     """A study as it lies on disk.
 
-    ``cells`` has one row a cell: cell, arm, block, lr, seed, init_seed, data_seed, status, stale, error, loss, perplexity, bpb,
-    seconds, tokens_per_s, steps, tokens, d_ff, params, flops, mismatch, matched, budget, revision, dirty, code, device, command,
-    hash_data, hash_batches, hash_shared_init, plus ``result`` (the flat dict), ``settings`` (what varies within a block, as a
-    dict) and ``conditions`` (what is set apart from the block and the optimiser, as a tuple).
+    ``cells`` has one row a cell: cell, arm, block, lr, seed, init_seed, data_seed, status, stale, error, loss,
+    perplexity, bpb, seconds, tokens_per_s, steps, tokens, d_ff, params, flops, mismatch, matched, budget, revision,
+    dirty, code, device, command, hash_data, hash_batches, hash_shared_init, plus ``result`` (the flat dict),
+    ``settings`` (what varies within a block, as a dict) and ``conditions`` (what is set apart from the block and the
+    optimiser, as a tuple).
     An arm is a block together with whatever else varies between the study's cells.
     """
 
@@ -302,16 +303,16 @@ def _first(values: "pd.Series[Any]") -> str:
 
 
 def load_curves(study: Study) -> "pd.DataFrame":
-    """Every logged value of the study: cell, arm, seed, step, tokens, seconds, flops, metric, layer (-1: the mean), value.
+    """Every logged value: cell, arm, seed, step, tokens, seconds, flops, metric, layer (-1: the mean), value.
 
     ``flops`` is training FLOPs so far. A torn last line, as a run that is being written has, is left out.
     """
     import pandas as pd
 
     frames = []
-    for row in study.cells.itertuples():
-        points = []
-        path = study.path / str(row.cell) / "metrics.jsonl"
+    for row in study.cells[["cell", "arm", "seed", "flops"]].to_dict("records"):
+        points: list[tuple[float, float, float, str, int, float]] = []
+        path = study.path / str(row["cell"]) / "metrics.jsonl"
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
             try:
                 point = json.loads(line)
@@ -321,11 +322,8 @@ def load_curves(study: Study) -> "pd.DataFrame":
                 points.extend(_values(point))
         frame = pd.DataFrame(points, columns=["step", "tokens", "seconds", "metric", "layer", "value"])
         frame = frame.drop_duplicates(["step", "metric", "layer"], keep="last")  # a resumed run logs a step again
-        frames.append(
-            frame.assign(
-                cell=row.cell, arm=row.arm, seed=row.seed, flops=frame["tokens"].astype(float) * float(row.flops)
-            )  # type: ignore[arg-type]
-        )
+        flops = frame["tokens"].astype(float) * float(row["flops"])
+        frames.append(frame.assign(cell=row["cell"], arm=row["arm"], seed=row["seed"], flops=flops))
     return pd.concat(frames, ignore_index=True)
 
 

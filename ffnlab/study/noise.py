@@ -25,7 +25,7 @@ MAX_PAIRS = 1_000
 
 @dataclass(frozen=True)
 class Component:
-    """One source of variance. ``sd`` in nats per token; ``p`` tests that it is there at all (F test, NaN for the rest)."""
+    """One source of variance. ``sd`` in nats per token; ``p`` (F test) asks whether it is there (NaN for the rest)."""
 
     source: str
     mean_square: float
@@ -88,7 +88,7 @@ def noise_floor(cells: pd.DataFrame) -> NoiseFloor:
 
 
 def _components(grid: pd.DataFrame) -> list[Component]:
-    long = grid.rename_axis(index="init", columns="data").stack().rename("loss").reset_index()
+    long = grid.rename_axis(index="init").reset_index().melt("init", var_name="data", value_name="loss")
     table = anova_lm(ols("loss ~ C(init) + C(data)", long).fit())
     table["mean_sq"] = table["sum_sq"] / table["df"]
     rest = float(table.loc["Residual", "mean_sq"])
@@ -115,7 +115,7 @@ def _components(grid: pd.DataFrame) -> list[Component]:
 
 
 def _aa(losses: np.ndarray) -> tuple[int, list[float], int | None]:
-    """Two arms of the same block whose runs share no seed, as two blocks of a study would be if blocks made no difference.
+    """Two arms of one block whose runs share no seed: two blocks of a study if blocks made no difference.
 
     Arms are drawn from the grid: run k of an arm has its own init_seed and its own data_seed. All of them are
     counted where they are few, else 1,000 drawn by a fixed generator. They overlap between pairs, so their spread

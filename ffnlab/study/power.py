@@ -18,7 +18,7 @@ MAX_SEEDS = 1_000
 
 def _power(difference_in_se: float, df: float, alpha: float) -> float:
     # With nobs=1 the effect size is the noncentrality itself, so one function serves Welch and paired tests.
-    # One tail of the two-sided test: finding the difference with the wrong sign is not finding it (and nct is NaN there).
+    # One tail of the two-sided test: a difference found with the wrong sign is not found (and nct is NaN there).
     return float(ttest_power(difference_in_se, nobs=1, alpha=alpha / 2, df=df, alternative="larger"))
 
 

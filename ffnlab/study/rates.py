@@ -39,8 +39,8 @@ def split_seeds(seeds: list[int], tuning: list[int] | None = None) -> tuple[list
     fresh = [seed for seed in seeds if seed not in set(tuning)]
     if not chosen or not fresh:
         raise UserError(
-            f"Choosing rates needs tuning seeds and fresh seeds; of the study's seeds {seeds} the tuning seeds {sorted(tuning)} "
-            "leave one side empty."
+            f"Choosing rates needs tuning seeds and fresh seeds; of the study's seeds {seeds} "
+            f"the tuning seeds {sorted(tuning)} leave one side empty."
         )
     return chosen, fresh
 

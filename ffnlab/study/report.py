@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ffnlab
-from ffnlab.study import charts, words
+from ffnlab.study import chart_theme, charts, words
 from ffnlab.study.analyse import Analysis, Arm, analyse
 from ffnlab.study.load import load_curves, load_study
 from ffnlab.study.power import POWER
@@ -33,7 +33,7 @@ class Figure:
     key: str
     title: str
     caption: str
-    spec: charts.Spec
+    spec: chart_theme.Spec
 
     @property
     def file(self) -> str:
@@ -51,7 +51,11 @@ class Page:
 
 
 def write_report(
-    paths: Sequence[Path], out: Path | None = None, baseline: str | None = None, kind: str | None = None, pictures: bool = True
+    paths: Sequence[Path],
+    out: Path | None = None,
+    baseline: str | None = None,
+    kind: str | None = None,
+    pictures: bool = True,
 ) -> list[Analysis]:
     """Analyse the studies and write their report into ``out`` (the first study's folder by default).
 
@@ -63,13 +67,19 @@ def write_report(
     studies = [load_study(Path(path), baseline, kind) for path in paths]
     out = Path(out) if out is not None else studies[0].path
     analyses = [analyse(study) for study in studies]
-    pages = [page(analysis, load_curves(analysis.study), f"s{i}" if len(studies) > 1 else "") for i, analysis in enumerate(analyses, 1)]
+    pages = [
+        page(analysis, load_curves(analysis.study), f"s{i}" if len(studies) > 1 else "")
+        for i, analysis in enumerate(analyses, 1)
+    ]
     out.mkdir(parents=True, exist_ok=True)
     if pictures:
         (out / CHARTS).mkdir(exist_ok=True)
         for figure in (f for p in pages for group in p.groups.values() for f in group):
-            _replace(out / figure.file, charts.png(figure.spec))
-    _replace(out / "report.json", (json.dumps(as_json(analyses), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
+            _replace(out / figure.file, chart_theme.png(figure.spec))
+    _replace(
+        out / "report.json",
+        (json.dumps(as_json(analyses), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode(),
+    )
     _replace(out / "report.md", render("report.md.j2", pages, pictures=pictures).encode())
     _replace(out / "report.html", render("report.html.j2", pages).encode())
     return analyses
@@ -87,20 +97,38 @@ def page(analysis: Analysis, curves: "pd.DataFrame", prefix: str = "") -> Page:
     key = f"{prefix}-" if prefix else ""
     groups: dict[str, list[Figure]] = {group: [] for group in GROUPS}
 
-    def add(group: str, name: str, title: str, caption: str, spec: charts.Spec | None) -> None:
+    def add(group: str, name: str, title: str, caption: str, spec: chart_theme.Spec | None) -> None:
         if spec is not None:
             groups[group].append(Figure(key + _slug(name), title, caption, spec))
 
     add(
         "differences", "forest", "Difference to the baseline",
-        "Thick: the 95% interval of one block by itself. Thin: simultaneous 95% intervals over all blocks; where a thin one stays clear "
-        "of zero, the verdict is better or worse.",
+        "Thick: the 95% interval of one block by itself. Thin: simultaneous 95% intervals over all blocks; where a "
+        "thin one stays clear of zero, the verdict is better or worse.",
         charts.forest(analysis),
     )  # fmt: skip
     add("differences", "seeds", "Every seed", "One point a run, the bar is the mean.", charts.seed_points(analysis))
-    add("rates", "rates", "Loss by learning rate", "Filled points and the line: tuning seeds. Hollow: fresh seeds.", charts.rate_curves(analysis))
-    add("noise", "grid", "Loss by init seed and data seed", "One run a field; darker is higher.", charts.noise_grid(analysis))
-    add("other", "forest-other", "The other analysis, exploratory", "It was not declared as primary; no verdict rests on it.", charts.forest(analysis, 1))
+    add(
+        "rates",
+        "rates",
+        "Loss by learning rate",
+        "Filled points and the line: tuning seeds. Hollow: fresh seeds.",
+        charts.rate_curves(analysis),
+    )
+    add(
+        "noise",
+        "grid",
+        "Loss by init seed and data seed",
+        "One run a field; darker is higher.",
+        charts.noise_grid(analysis),
+    )
+    add(
+        "other",
+        "forest-other",
+        "The other analysis, exploratory",
+        "It was not declared as primary; no verdict rests on it.",
+        charts.forest(analysis, 1),
+    )
     for axis, label in charts.AXES.items():
         add("curves", f"loss-{axis}", f"Against {label}", "", charts.loss_curves(analysis, curves, axis))
     for arm, spec in charts.dead_maps(analysis, curves).items():
@@ -141,7 +169,7 @@ def environment() -> "jinja2.Environment":
     )
     env.filters["md"] = escape_markdown
     env.filters["plain"] = words.plain
-    env.filters["without_legend"] = charts.without_legend
+    env.filters["without_legend"] = chart_theme.without_legend
     env.globals["w"] = words
     return env
 
@@ -151,8 +179,8 @@ def render(template: str, pages: list[Page], pictures: bool = True) -> str:
     first = pages[0].analysis.study.name if len(pages) == 1 else f"{len(pages)} studies"
     return environment().get_template(template).render(
         pages=pages, title=first, version=ffnlab.__version__, pictures=pictures, level=LEVEL, power=POWER,
-        themes={scheme: charts.theme(scheme, legend=False) for scheme in charts.PALETTES},
-        javascript=charts.javascript() if template.endswith("html.j2") else "",
+        themes={scheme: chart_theme.theme(scheme, legend=False) for scheme in chart_theme.PALETTES},
+        javascript=chart_theme.javascript() if template.endswith("html.j2") else "",
         facts=provenance, figure_names=figure_names, names=charts.names,
     )  # fmt: skip
 
@@ -185,18 +213,25 @@ def provenance(analysis: Analysis) -> list[tuple[str, str]]:
 
 
 def as_json(analyses: list[Analysis]) -> dict[str, Any]:
-    """The report as plain data. What depends on the machine's speed is under ``timing`` alone: the rest of a resumed study's
-    report equals that of an undisturbed one.
+    """The report as plain data.
+
+    What depends on the machine's speed is under ``timing`` alone: the rest of a resumed study's report equals that of
+    an undisturbed one.
     """
-    return {"ffnlab": ffnlab.__version__, "level": LEVEL, "power": POWER, "studies": [_study_json(analysis) for analysis in analyses]}
+    return {
+        "ffnlab": ffnlab.__version__,
+        "level": LEVEL,
+        "power": POWER,
+        "studies": [_study_json(analysis) for analysis in analyses],
+    }
 
 
 def _study_json(analysis: Analysis) -> dict[str, Any]:
     study = analysis.study
     cells = study.cells.sort_values("cell")
     columns = [
-        "arm", "block", "lr", "seed", "init_seed", "data_seed", "status", "stale", "error", "loss", "perplexity", "bpb", "steps",
-        "tokens", "d_ff", "params", "flops", "mismatch", "matched",
+        "arm", "block", "lr", "seed", "init_seed", "data_seed", "status", "stale", "error", "loss", "perplexity", "bpb",
+        "steps", "tokens", "d_ff", "params", "flops", "mismatch", "matched",
     ]  # fmt: skip
     record: dict[str, Any] = {
         "study": study.name,
@@ -218,11 +253,16 @@ def _study_json(analysis: Analysis) -> dict[str, Any]:
         "cells": {str(row["cell"]): {c: row[c] for c in columns} for row in cells.to_dict("records")},
         "timing": {
             "arms": {arm.name: {"tokens_per_s": arm.tokens_per_s} for arm in analysis.arms},
-            "cells": {str(row["cell"]): {"seconds": row["seconds"], "tokens_per_s": row["tokens_per_s"]} for row in cells.to_dict("records")},
+            "cells": {
+                str(row["cell"]): {"seconds": row["seconds"], "tokens_per_s": row["tokens_per_s"]}
+                for row in cells.to_dict("records")
+            },
         },
     }
     if analysis.noise:
-        noise = {f.name: getattr(analysis.noise, f.name) for f in dataclasses.fields(analysis.noise) if f.name != "grid"}
+        noise = {
+            f.name: getattr(analysis.noise, f.name) for f in dataclasses.fields(analysis.noise) if f.name != "grid"
+        }
         noise["components"] = [dataclasses.asdict(component) for component in analysis.noise.components]
         grid = analysis.noise.grid
         noise["grid"] = {str(i): {str(j): float(v) for j, v in row.items()} for i, row in grid.iterrows()}

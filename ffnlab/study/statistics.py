@@ -13,11 +13,11 @@ Two kinds of interval, and how they go with the verdict:
   freedom below). If this one excludes 0, Holm's verdict is `better` or `worse`; if the marginal one includes 0,
   the verdict is never `better` or `worse`. Between the two Holm's step-down decides.
 
-Guarded degrees of freedom. Welch's approximation is anti-conservative in the tail that Holm looks at when n is
-small and variances differ much: with 3 seeds, seven blocks and SDs four to twelve times that of the baseline, 7 to 9% of
-studies without any true difference get a verdict at the nominal 5%. The reason is that the Satterthwaite degrees of freedom are
-themselves estimated, and come out large just when the larger SD happens to be underestimated. The safe bound
-min(n) - 1 (Mickey and Brown 1966) is valid whatever the variances, but costs much power. We go part of the way:
+Guarded degrees of freedom. Welch's approximation is anti-conservative in the tail that Holm looks at when n is small
+and variances differ much: with 3 seeds and seven blocks whose SDs are four to twelve times the baseline's, 7 to 9% of
+studies without any true difference get a verdict at the nominal 5%. The reason is that the Satterthwaite degrees of
+freedom are themselves estimated, and come out large just when the larger SD happens to be underestimated. The safe
+bound min(n) - 1 (Mickey and Brown 1966) is valid whatever the variances, but costs much power. We go part of the way:
 
     df = df_min + (df_welch - df_min) (n - 2) / (n + 1),    df_min = n - 1,  n the smaller number of seeds
 

@@ -47,7 +47,11 @@ def _table(analysis: Analysis, width: int) -> Table:
             row += [""] * (len(table.columns) - 1 - len(row))
             table.add_row(*(Text(cell) for cell in [*row, "baseline"]), style="dim")
             continue
-        row += [words.signed(answer.difference), words.interval(answer.low, answer.high), words.p_value(answer.p_adjusted)]
+        row += [
+            words.signed(answer.difference),
+            words.interval(answer.low, answer.high),
+            words.p_value(answer.p_adjusted),
+        ]
         row += [words.p_value(answer.p_resampled)] if wide else []
         verdict = words.verdict(answer) if wide else answer.verdict
         table.add_row(*(Text(cell) for cell in row), Text(verdict, style=STYLES.get(answer.verdict, "")))

@@ -90,7 +90,9 @@ def sentence(arm: Arm, analysis: Analysis) -> str:
     pair = f"{answer.n} seeds each" if answer.n == answer.n_baseline else f"{answer.n} and {answer.n_baseline} seeds"
     lost = _lost(arm)
     if answer.verdict == TOO_FEW:
-        return f"{name}{at} has too few seeds for a verdict: its loss was {measured} than that of {base} ({pair}).{lost}"
+        return (
+            f"{name}{at} has too few seeds for a verdict: its loss was {measured} than that of {base} ({pair}).{lost}"
+        )
     between = f"95% interval {interval(answer.low, answer.high)}, Holm-adjusted p {p_value(answer.p_adjusted)}, {pair}"
     if answer.verdict in (BETTER, WORSE):
         return f"{name}{at} is {answer.verdict} than {base}: its loss is {measured} ({between}).{lost}"
@@ -100,7 +102,7 @@ def sentence(arm: Arm, analysis: Analysis) -> str:
         more += f"; {_needed(answer)} seeds a block would resolve one as small as this." if answer.difference else "."
     note = f" {answer.note}" if answer.note else ""
     if not answer.note and (answer.low > 0 or answer.high < 0):
-        note = f" The interval is for this block alone; over {analysis.comparisons} blocks chance gives such a one too often."
+        note = f" The interval is for this block alone; over {analysis.comparisons} blocks chance gives such too often."
     return f"{name}{at} is not resolved against {base}: its loss was {measured} ({between}).{more}{note}{lost}"
 
 
@@ -127,16 +129,20 @@ def headline(analysis: Analysis) -> str:
     if analysis.noise:
         n = analysis.noise
         return (
-            f"Two runs of {plain(study.baseline)} that differ only in their seeds have a standard deviation of {number(n.sd)} nats "
-            f"per token; over {n.grid.shape[0]} init seeds crossed with {n.grid.shape[1]} data seeds."
+            f"Two runs of {plain(study.baseline)} that differ only in their seeds have a standard deviation of "
+            f"{number(n.sd)} nats per token; {n.grid.shape[0]} init seeds crossed with {n.grid.shape[1]} data seeds."
         )
     others = [arm for arm in analysis.arms if arm.primary]
     tally = {v: [plain(a.name) for a in others if a.primary and a.primary.verdict == v] for v in (BETTER, WORSE)}
     base = plain(analysis.baseline.name)
-    parts = [f"{_and(names)} {'is' if len(names) == 1 else 'are'} {v} than {base}" for v, names in tally.items() if names]
+    parts = [
+        f"{_and(names)} {'is' if len(names) == 1 else 'are'} {v} than {base}" for v, names in tally.items() if names
+    ]
     rest = len(others) - sum(len(names) for names in tally.values())
     if not parts:
-        return f"No block is shown to differ from {base}." if others else "There is no block to compare with the baseline."
+        return (
+            f"No block is shown to differ from {base}." if others else "There is no block to compare with the baseline."
+        )
     return "; ".join(parts) + (f"; {rest} not resolved." if rest else ".")
 
 
@@ -158,6 +164,6 @@ def pairing(analysis: Analysis) -> str:
         else "pairing by seed bought little or nothing in precision"
     )
     return (
-        f"Variance of the difference unpaired over paired: {number(min(ratios), 2)} to {number(max(ratios), 2)}, in the middle "
-        f"{number(typical, 2)}: {verdict}. With few seeds these ratios are themselves rough."
+        f"Variance of the difference unpaired over paired: {number(min(ratios), 2)} to {number(max(ratios), 2)}, "
+        f"in the middle {number(typical, 2)}: {verdict}. With few seeds these ratios are themselves rough."
     )

@@ -47,8 +47,8 @@ def build_workspace(analysis: Analysis, entity: str, project: str, n_layers: int
     def bar(metric: str, title: str, minus: float | None = None) -> Any:
         expressions = [] if minus is None else [f"${{{metric}}} - {minus:.6f}"]
         return wr.BarPlot(
-            title=title, metrics=[metric], custom_expressions=expressions or None, groupby=group, groupby_aggfunc="mean",
-            groupby_rangefunc="stddev", layout=wr.Layout(w=12, h=8),
+            title=title, metrics=[metric], custom_expressions=expressions or None, groupby=group,
+            groupby_aggfunc="mean", groupby_rangefunc="stddev", layout=wr.Layout(w=12, h=8),
         )  # fmt: skip
 
     mean = analysis.baseline.mean
@@ -105,7 +105,8 @@ def table(analysis: Analysis) -> str:
     for arm in analysis.arms:
         a = arm.primary
         rest = (
-            f"{words.signed(a.difference)} | {words.interval(a.low, a.high)} | {words.p_value(a.p_adjusted)} | {words.verdict(a)}"
+            f"{words.signed(a.difference)} | {words.interval(a.low, a.high)} | {words.p_value(a.p_adjusted)} | "
+            f"{words.verdict(a)}"
             if a
             else " | | | baseline"
         )
@@ -161,5 +162,5 @@ def save(workspace: "Workspace") -> str:
     except Exception as error:  # the client raises many kinds, all of them about the server
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
-            f"W&B did not take the view ({reason}). Check `wandb login` and the project, or write it to a file with --out."
+            f"W&B did not take the view ({reason}). Check `wandb login` and the project, or write a file with --out."
         ) from None

@@ -61,7 +61,8 @@ def run_records(
             "kind": "params", "d_ff": d_ff, "params": params, "flops": 2 * params, "reference_params": params,
             "reference_flops": 2 * params, "mismatch": 0.0, "matched": True,
         },
-        "parameters": {"embeddings": 6240, "attention": 147456, "ffn": params, "norms": 864, "head": 0, "total": 154560 + params},
+        "parameters": {"embeddings": 6240, "attention": 147456, "ffn": params, "norms": 864, "head": 0,
+            "total": 154560 + params,},
         "flops_per_token": 6 * 154560,
         "steps": STEPS,
         "tokens": STEPS * TOKENS_PER_STEP,
@@ -220,7 +221,9 @@ def write_grid(folder: Path, losses_by_pair: np.ndarray, block: str = "gelu") ->
             "status": "finished", "seconds": 31.5, "result": result, "error": None,
         }  # fmt: skip
     record = {
-        "study": folder.name, "command": "python train.py -m experiment=noise_floor", "created": "2025-01-01T00:00:00+00:00",
+        "study": folder.name,
+        "command": "python train.py -m experiment=noise_floor",
+        "created": "2025-01-01T00:00:00+00:00",
         "analysis": "unpaired", "baseline": block, "cells": cells,
     }  # fmt: skip
     (folder / "study.json").write_text(json.dumps(record))
@@ -240,7 +243,9 @@ def write_rates(folder: Path, table: Mapping[tuple[str, float, int], float | Non
             "status": status, "seconds": 31.5, "result": result, "error": None,
         }  # fmt: skip
     record = {
-        "study": folder.name, "command": "python train.py -m experiment=lr_sensitivity", "created": "2025-01-01T00:00:00+00:00",
+        "study": folder.name,
+        "command": "python train.py -m experiment=lr_sensitivity",
+        "created": "2025-01-01T00:00:00+00:00",
         "analysis": "unpaired", "baseline": "gelu", "cells": cells,
     }  # fmt: skip
     (folder / "study.json").write_text(json.dumps(record | top))

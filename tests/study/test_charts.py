@@ -1,7 +1,7 @@
 import pytest
 from synthetic import STEPS, losses, write_study
 
-from ffnlab.study import charts
+from ffnlab.study import chart_theme, charts
 from ffnlab.study.analyse import analyse
 from ffnlab.study.load import load_curves, load_study
 
@@ -39,7 +39,7 @@ def test_axes(study, axis):
     xs = [r["x"] for r in values(spec, 0)]
     assert max(xs) > 0
     assert spec["layer"][0]["encoding"]["x"]["title"] == charts.AXES[axis]
-    assert charts.png(spec).startswith(b"\x89PNG")
+    assert chart_theme.png(spec).startswith(b"\x89PNG")
 
 
 def test_forest_is_the_declared_analysis(study):
@@ -89,11 +89,11 @@ def _luminance(colour):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_colours_stand_out_from_the_ground(scheme):
-    ground = _luminance(charts.INK[scheme][3])
+    ground = _luminance(chart_theme.INK[scheme][3])
 
     def contrast(colour):
         high, low = sorted((_luminance(colour), ground), reverse=True)
         return (high + 0.05) / (low + 0.05)
 
-    assert all(contrast(c) >= 3 for c in [*charts.PALETTES[scheme], *charts.VERDICTS.values()])
-    assert all(contrast(c) >= 4.5 for c in charts.INK[scheme][:2])
+    assert all(contrast(c) >= 3 for c in [*chart_theme.PALETTES[scheme], *chart_theme.VERDICTS.values()])
+    assert all(contrast(c) >= 4.5 for c in chart_theme.INK[scheme][:2])

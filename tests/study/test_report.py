@@ -60,7 +60,17 @@ def test_json_is_the_same_again_and_speed_is_set_apart(report, tmp_path):
 def test_every_chart_has_its_png(report):
     markdown = (report / "report.md").read_text()
     linked = re.findall(r"\]\((charts/[^)]+)\)", markdown)
-    assert {"charts/forest.png", "charts/seeds.png", "charts/loss-step.png", "charts/loss-tokens.png", "charts/loss-flops.png", "charts/loss-seconds.png", "charts/dead-relu.png", "charts/profile-gate-never-open.png", "charts/profile-sparsity-rel.png"} <= set(linked)
+    assert {
+        "charts/forest.png",
+        "charts/seeds.png",
+        "charts/loss-step.png",
+        "charts/loss-tokens.png",
+        "charts/loss-flops.png",
+        "charts/loss-seconds.png",
+        "charts/dead-relu.png",
+        "charts/profile-gate-never-open.png",
+        "charts/profile-sparsity-rel.png",
+    } <= set(linked)
     for name in [*linked, "charts/forest-other.png"]:
         content = (report / name).read_bytes()
         assert content.startswith(b"\x89PNG")
@@ -74,7 +84,11 @@ def test_page_and_markdown_hold_every_verdict_in_words(report):
     for arm in analysis.arms:
         assert words.sentence(arm, analysis) in text
         assert escape_markdown(words.sentence(arm, analysis)) in markdown
-    for fact in ("python train.py -m ffn=gelu", "0123456789abcdef0123456789abcdef01234567", analysis.study.cells["hash_data"][0]):
+    for fact in (
+        "python train.py -m ffn=gelu",
+        "0123456789abcdef0123456789abcdef01234567",
+        analysis.study.cells["hash_data"][0],
+    ):
         assert fact in text
         assert fact.replace("_", "\\_") in markdown
 
@@ -221,7 +235,14 @@ def test_the_narrow_terminal_still_names_block_and_verdict(report):
 
 def run_script(*arguments):
     command = [sys.executable, str(ROOT / "scripts" / "report.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={"PATH": "/usr/bin", "PYTHONPATH": str(ROOT)}, timeout=120)
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={"PATH": "/usr/bin", "PYTHONPATH": str(ROOT)},
+        timeout=120,
+    )
 
 
 def test_script(tmp_path):

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (apt-get install chromium)"),
 ]
 
-# Frames of a phone's and a laptop's width; what is found in each is written into the outer page once its charts are drawn.
+# Frames of a phone's and a laptop's width; what each holds is written into the outer page once its charts are drawn.
 HARNESS = """<!doctype html><body><pre id="found"></pre><script>
 const widths = [390, 1280], found = {}, started = Date.now();
 for (const width of widths) {
@@ -27,7 +27,12 @@ for (const width of widths) {
   document.body.append(frame);
   (function look() {
     const page = frame.contentDocument;
-    if (!page || page.documentElement.dataset.drawn === undefined) { if (Date.now() - started < 60000) setTimeout(look, 100); return; }
+    if (!page || page.documentElement.dataset.drawn === undefined) {
+      if (Date.now() - started < 60000) setTimeout(look, 100);
+      return;
+    }
+    const drawing = box => box.querySelector("svg"), right = box => drawing(box).getBoundingClientRect().right;
+    const size = element => parseFloat(frame.contentWindow.getComputedStyle(element).fontSize);
     const boxes = [...page.querySelectorAll(".vega")], root = page.documentElement;
     const button = page.querySelector(".legend button");
     button.click();
@@ -36,15 +41,16 @@ for (const width of widths) {
         boxes: boxes.length,
         drawn: boxes.filter(b => b.querySelector("svg .mark-group path, svg .mark-group line")).length,
         marks: boxes.map(b => b.querySelectorAll("svg [class*=mark-] path").length),
-        wide: boxes.filter(b => b.querySelector("svg") && b.querySelector("svg").getBoundingClientRect().right > root.clientWidth + 1).length,
+        wide: boxes.filter(b => drawing(b) && right(b) > root.clientWidth + 1).length,
         scroll: root.scrollWidth, client: root.clientWidth, reported: Number(root.dataset.drawn),
         pressed: button.getAttribute("aria-pressed"),
         ground: frame.contentWindow.getComputedStyle(page.body).backgroundColor,
         chart: page.querySelector(".vega svg").style.backgroundColor,
         pwned: Boolean(frame.contentWindow.pwned || window.pwned),
-        small: [...page.querySelectorAll("p, li, td")].filter(e => parseFloat(frame.contentWindow.getComputedStyle(e).fontSize) < 12).length,
+        small: [...page.querySelectorAll("p, li, td")].filter(e => size(e) < 12).length,
       };
-      if (Object.keys(found).length === widths.length) document.getElementById("found").textContent = JSON.stringify(found);
+      const all = Object.keys(found).length === widths.length;
+      if (all) document.getElementById("found").textContent = JSON.stringify(found);
     }, 200);
   })();
 }

@@ -131,7 +131,9 @@ def test_differing_hashes_are_refused(tmp_path, name):
 def test_arms_of_another_shape_may_have_other_shared_weights(tmp_path):
     changes = {("relu", s): {"hashes": {"data": "d", "batches": f"b{s}", "shared_init": f"wide{s}"}} for s in range(4)}
     changes |= {
-        (b, s): {"hashes": {"data": "d", "batches": f"b{s}", "shared_init": f"x{s}"}} for b in ("gelu", "swiglu") for s in range(4)
+        (b, s): {"hashes": {"data": "d", "batches": f"b{s}", "shared_init": f"x{s}"}}
+        for b in ("gelu", "swiglu")
+        for s in range(4)
     }
     overrides = {"relu": ["model.d_model=192"]}
     study = load_study(write_study(tmp_path / "s", VALUES, cell_changes=changes, overrides=overrides))
@@ -145,9 +147,19 @@ def test_settings_tell_arms_of_one_block_apart(tmp_path):
     for norm in ("pre", "post"):
         for seed in range(3):
             name = cell_name("gelu", seed, norm)
-            result = write_cell(folder, "gelu", seed, 1.9 + 0.1 * (norm == "post") + 0.01 * seed, name=name, study="norms")
-            cells[name] = {"block": "gelu", "seed": seed, "overrides": ["ffn=gelu", f"model.norm={norm}"], "status": "finished", "result": result}
-    (folder / "study.json").write_text(json.dumps({"study": "norms", "cells": cells, "analysis": "unpaired", "baseline": "gelu · norm=pre"}))
+            result = write_cell(
+                folder, "gelu", seed, 1.9 + 0.1 * (norm == "post") + 0.01 * seed, name=name, study="norms"
+            )
+            cells[name] = {
+                "block": "gelu",
+                "seed": seed,
+                "overrides": ["ffn=gelu", f"model.norm={norm}"],
+                "status": "finished",
+                "result": result,
+            }
+    (folder / "study.json").write_text(
+        json.dumps({"study": "norms", "cells": cells, "analysis": "unpaired", "baseline": "gelu · norm=pre"})
+    )
     study = load_study(folder)
     assert study.arms == ["gelu · norm=pre", "gelu · norm=post"]
     assert analyse(study).arms[1].primary.verdict == "worse"
@@ -159,7 +171,12 @@ def test_noise_floor_and_rates_are_recognised(tmp_path):
     noise = analyse(load_study(write_grid(tmp_path / "n", grid)))
     assert noise.noise is not None
     assert noise.noise.grid.to_numpy() == pytest.approx(grid)
-    table = {(b, lr, s): 2 + abs(lr - best) + 0.001 * s for b, best in (("gelu", 0.1), ("relu", 0.2)) for lr in (0.05, 0.1, 0.2, 0.4) for s in range(6)}
+    table = {
+        (b, lr, s): 2 + abs(lr - best) + 0.001 * s
+        for b, best in (("gelu", 0.1), ("relu", 0.2))
+        for lr in (0.05, 0.1, 0.2, 0.4)
+        for s in range(6)
+    }
     rates = analyse(load_study(write_rates(tmp_path / "r", table)))
     assert {rate.arm: rate.lr for rate in rates.rates} == {"gelu": 0.1, "relu": 0.2}
     assert rates.tuning_seeds == [0, 1]
@@ -171,12 +188,21 @@ def test_noise_floor_and_rates_are_recognised(tmp_path):
 def test_a_block_that_diverged_is_not_called_better_by_its_survivors(tmp_path):
     values = losses({"gelu": 0.0, "swiglu": -0.2, "relu": 0.2}, range(6))
     better = analyse(load_study(write_study(tmp_path / "a", values)))
-    assert {arm.name: arm.primary.verdict for arm in better.arms if arm.primary} == {"swiglu": "better", "relu": "worse"}
+    assert {arm.name: arm.primary.verdict for arm in better.arms if arm.primary} == {
+        "swiglu": "better",
+        "relu": "worse",
+    }
     changes = {("swiglu", 5): {"status": "diverged"}}
     lost = analyse(load_study(write_study(tmp_path / "b", values, cell_changes=changes)))
-    assert {arm.name: arm.primary.verdict for arm in lost.arms if arm.primary} == {"swiglu": "not resolved", "relu": "worse"}
+    assert {arm.name: arm.primary.verdict for arm in lost.arms if arm.primary} == {
+        "swiglu": "not resolved",
+        "relu": "worse",
+    }
     lost = analyse(load_study(write_study(tmp_path / "c", values, cell_changes={("gelu", 5): {"status": "diverged"}})))
-    assert {arm.name: arm.primary.verdict for arm in lost.arms if arm.primary} == {"swiglu": "better", "relu": "not resolved"}
+    assert {arm.name: arm.primary.verdict for arm in lost.arms if arm.primary} == {
+        "swiglu": "better",
+        "relu": "not resolved",
+    }
 
 
 @pytest.mark.parametrize("analysis", ["unpaired", "paired"])

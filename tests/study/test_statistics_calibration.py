@@ -1,4 +1,4 @@
-"""Does a study without a true difference stay silent, and does the interval cover a known one? 1,000 simulated studies each.
+"""Does a study without a true difference stay silent, does the interval cover a known one? 1,000 simulations each.
 
 The judges are `statistics.compare` and nothing else: the code that judges real studies.
 """
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 STUDIES, BLOCKS = 1000, 8
 SEEDS = range(3, 11)
-# The baseline first. `pilot`: the spread that a pilot study measured (.011 to .023). The others are harder than what is expected.
+# The baseline first. `pilot`: the spread that a pilot study measured (.011 to .023). The others are harder than that.
 SPREADS = {
     "equal": [1.0] * 8,
     "pilot": [1, 2, 1.2, 1.8, 1.5, 1.1, 1.7, 1.9],
@@ -63,9 +63,7 @@ def highest(count, tests):
 @pytest.mark.parametrize("correlation", [0, 0.5, 0.9])
 @pytest.mark.parametrize("spread", list(SPREADS))
 def test_no_difference_no_verdict(spread, correlation, tails, analysis):
-    shares = [
-        share_with_a_verdict(simulate(n, SPREADS[spread], correlation, tails, 11), analysis) for n in SEEDS
-    ]
+    shares = [share_with_a_verdict(simulate(n, SPREADS[spread], correlation, tails, 11), analysis) for n in SEEDS]
     assert max(shares) <= highest(STUDIES, 90 * len(SEEDS)), dict(zip(SEEDS, shares, strict=True))
     assert np.mean(shares) <= highest(STUDIES * len(SEEDS), 90)
 

@@ -77,7 +77,14 @@ def rate_cells(table):
 def test_the_rate_is_chosen_on_tuning_seeds_alone():
     # On the fresh seed 0.1 would win; it must not be looked at.
     table = rate_cells(
-        {("a", 0.1, 0): 2.0, ("a", 0.2, 0): 1.0, ("a", 0.3, 0): 3.0, ("a", 0.1, 1): 0.0, ("a", 0.2, 1): 9.0, ("a", 0.3, 1): 9.0}
+        {
+            ("a", 0.1, 0): 2.0,
+            ("a", 0.2, 0): 1.0,
+            ("a", 0.3, 0): 3.0,
+            ("a", 0.1, 1): 0.0,
+            ("a", 0.2, 1): 9.0,
+            ("a", 0.3, 1): 9.0,
+        }
     )
     (rate,) = choose_rates(table, [0])
     assert (rate.lr, rate.at_edge, rate.tried) == (0.2, False, [0.1, 0.2, 0.3])

@@ -8,6 +8,7 @@ from synthetic import losses, write_study
 
 ROOT = Path(__file__).parents[2]
 pytest.importorskip("wandb_workspaces")
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb_workspaces")
 
 
 def run_script(tmp_path, *arguments):
@@ -28,7 +29,9 @@ def test_specification_without_a_server(tmp_path):
     assert [p["config"]["xAxis"] for p in loss[:3]] == ["step", "tokens", "flops"]
     assert {p["config"]["groupBy"] for p in loss} == {"jobType"}
     difference = sections["Difference to the baseline"]
-    mean = json.loads(json.dumps(sum(losses({"gelu": 0.0, "relu": 0.01, "swiglu": -0.06}, range(6))["gelu"].values()) / 6))
+    mean = json.loads(
+        json.dumps(sum(losses({"gelu": 0.0, "relu": 0.01, "swiglu": -0.06}, range(6))["gelu"].values()) / 6)
+    )
     assert difference[1]["config"]["expressions"] == [f"${{val/loss}} - {mean:.6f}"]
     assert "swiglu is better than gelu" in difference[0]["config"]["value"]
     dead = [p["config"]["metrics"] for p in sections["Dead neurons by layer"]]
