@@ -1,7 +1,7 @@
 """How many steps does the copy task take, for each block and both norm placements?
 
     python scripts/copy_table.py
-    python scripts/copy_table.py --blocks relu swiglu --seeds 0 1 2 optim.lr=3e-3
+    python scripts/copy_table.py --blocks relu,swiglu --seeds 0,1,2 optim.lr=3e-3
 
 Prints a Markdown table of optimiser steps and seconds. Exit status 1 if any run fails; its cause is printed below.
 """
@@ -23,7 +23,7 @@ def shipped() -> list[str]:
     return sorted(path.stem for path in (CONF / "ffn").glob("*.yaml"))
 
 
-def solve(block: str, placement: str, seed: int, overrides: list[str]) -> tuple[int, float]:
+def solve(block: str, placement: str, seed: str, overrides: list[str]) -> tuple[int, float]:
     """Run the copy task once: (steps, seconds of training).
 
     Raises:
@@ -45,8 +45,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", help="as for train.py, e.g. optim.lr=3e-3")
-    parser.add_argument("--blocks", nargs="+", help="blocks to run (default: every choice in conf/ffn)")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--blocks", metavar="A,B", help="blocks to run (default: every choice in conf/ffn)")
+    parser.add_argument("--seeds", metavar="0,1", default="0", help="seeds to run each with (default 0)")
     return parser.parse_intermixed_args(argv)
 
 
@@ -56,11 +56,11 @@ def main(argv: list[str] | None = None) -> int:
     print("| block | " + " | ".join(f"{placement}-norm: steps (s)" for placement in PLACEMENTS) + " |")
     print("|---|" + "---|" * len(PLACEMENTS))
     failures = []
-    for block in args.blocks or shipped():
+    for block in args.blocks.split(",") if args.blocks else shipped():
         cells = []
         for placement in PLACEMENTS:
             runs = []
-            for seed in args.seeds:
+            for seed in args.seeds.split(","):
                 try:
                     steps, seconds = solve(block, placement, seed, args.overrides)
                     runs.append(f"{steps} ({seconds:.1f})")
