@@ -1,7 +1,7 @@
 """How a study stands: ``python scripts/status.py outputs/STUDY [--watch SECONDS]``.
 
-Cells that are done, running (with step and time left), stopped and failed, and the means so far. It only reads, so it can
-be watched while the study runs; with --watch it ends when no cell is running any more.
+Cells that are done, running (with step and time left), stopped and failed, and the means so far. It only reads, so a
+study can be watched while it runs; with --watch it ends when no cell is running any more.
 """
 
 import argparse

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +29,6 @@ from ffnlab.study.preflight import Datasets, preflight
 from ffnlab.study.rates_stage import fresh_jobs
 from ffnlab.study.sweep import make_cells, study_name, take_apart
 from ffnlab.training.environment import code_fingerprint, command
-
-SECOND_DEATH = 2  # a cell whose process died this often is given up
 
 
 @dataclass
@@ -199,17 +197,15 @@ def _launch(
     )
     for name in ("hydra", "hydra_plugins"):  # they announce each job; its own lines say more
         logging.getLogger(name).setLevel(logging.WARNING)
-    deaths: dict[str, int] = {}
     with _signals(study_dir, leader) as stop:
-        while todo and not stop:
+
+        def launch(jobs: list[Cell]) -> None:
             launcher = Plugins.instance().instantiate_launcher(
                 hydra_context=sweep.context, task_function=task, config=sweep.master
             )
-            try:
-                launcher.launch([_job(cell) for cell in todo], initial_job_idx=0)
-                break
-            except Exception as error:  # the launcher's own: a worker that was killed, say, for want of memory
-                todo = _survivors(study_dir, todo, deaths, error)
+            launcher.launch([_job(cell) for cell in jobs], initial_job_idx=0)
+
+        _launch_all(study_dir, todo, launch, lambda: bool(stop))
         if worker.asked_to_stop(study_dir, leader) and not stop:
             stop.append(signal.SIGINT)  # a cell's own process got the signal
     return stop[0] if stop else 0
@@ -219,22 +215,41 @@ def _job(cell: Cell) -> list[str]:
     return [*cell.overrides, f"study={cell.cfg.study}", f"hydra.sweep.subdir={cell.name}"]
 
 
-def _survivors(study_dir: Path, todo: list[Cell], deaths: dict[str, int], error: Exception) -> list[Cell]:
-    """The cells still to be run after the launcher gave up; one whose process died twice has failed."""
-    time.sleep(2 * worker.WATCH_S)  # let what is dying die
+def _launch_all(
+    study_dir: Path, todo: list[Cell], launch: Callable[[list[Cell]], None], stopped: Callable[[], bool]
+) -> None:
+    """Launch, and go on when the launcher itself gives up: a worker was killed, for want of memory, say.
+
+    It does not say whose. So each cell that was running then is run alone: the one that dies again has failed.
+    """
+    while todo and not stopped():
+        try:
+            return launch(todo)
+        except Exception as error:
+            time.sleep(2 * worker.WATCH_S)  # let what is dying die
+            suspects = _with_status(study_dir, todo, "running")
+            if not suspects:
+                raise
+            print(f"a worker process died ({_first_line(error)}); trying its cells one by one", file=sys.stderr)
+        for cell in suspects:
+            try:
+                if not stopped():
+                    launch([cell])
+            except Exception as error:
+                message = f"its process died: {_first_line(error)}"
+                manifest.update_cell(study_dir, cell.name, status="failed", error=message)
+                print(f"{cell.name}: failed: {message}", file=sys.stderr, flush=True)
+        todo = _with_status(study_dir, todo, "pending")
+
+
+def _with_status(study_dir: Path, cells: list[Cell], status: str) -> list[Cell]:
     entries = manifest.entries(study_dir)
-    running = [cell for cell in todo if entries[cell.name].get("status") == "running"]
-    if not running:
-        raise error
-    message = f"its process died: {type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
-    for cell in running:
-        deaths[cell.name] = deaths.get(cell.name, 0) + 1
-        if deaths[cell.name] >= SECOND_DEATH:
-            manifest.update_cell(study_dir, cell.name, status="failed", error=message)
-            print(f"{cell.name}: failed: {message}", file=sys.stderr, flush=True)
-    left = [c for c in todo if entries[c.name].get("status") in ("pending", "running") and deaths.get(c.name, 0) < 2]
-    # One that died alone before is not to take others along.
-    return sorted(left, key=lambda cell: deaths.get(cell.name, 0))
+    return [cell for cell in cells if entries[cell.name].get("status") == status]
+
+
+def _first_line(error: Exception) -> str:
+    first = (str(error).strip().splitlines() or ["no details"])[0]
+    return f"{type(error).__name__}: {first.partition('. ')[0]}"
 
 
 @contextmanager

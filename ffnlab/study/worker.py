@@ -24,6 +24,7 @@ from ffnlab.study.resources import one_gpu
 # Names that would make every run of a worker the same W&B run.
 WANDB_IDENTITY = ("WANDB_RUN_ID", "WANDB_NAME", "WANDB_RESUME", "WANDB_RUN_GROUP", "WANDB_SWEEP_ID")
 WATCH_S = 0.5
+REQUEUE_S = 120
 
 
 @dataclass(frozen=True)
@@ -127,10 +128,13 @@ class CellTask:
             state = look(run_dir, {})
             return record_finished(study_dir, name, state.record, state.result)
         except Interrupted as stop:
-            ask_to_stop(study_dir, self.leader)
             manifest.update_cell(study_dir, name, status="interrupted")
             say(f"{name}: stopped and saved")
             requeue_under_slurm(stop.signum)
+            if self.dies_with_leader or self.leader.is_here:
+                ask_to_stop(study_dir, self.leader)
+            elif stop.signum == signal.SIGUSR1:  # this job's own time limit, no word on the others
+                time.sleep(REQUEUE_S)  # Slurm ends this sitting; returning would tell the command that it is over
             return "interrupted"
         except Diverged as divergence:
             status, error = "diverged", str(divergence)

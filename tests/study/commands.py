@@ -52,7 +52,7 @@ class Command:
         assert self._process.pid is not None
         os.kill(self._process.pid, signum)
 
-    def wait(self, patience: float = 200) -> int:
+    def wait(self, patience: float = 400) -> int:
         """The exit code; negative for a signal that killed it."""
         self._process.join(patience)
         if self._process.is_alive():

@@ -18,7 +18,7 @@ STUDY = [BASIC, "ffn=relu,swiglu", "seed=0,1", "study=s", *TINY]
 JOBLIB = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", *STUDY[1:]]
 
 
-def until(condition: Callable[[], bool], patience: float = 90) -> None:
+def until(condition: Callable[[], bool], patience: float = 300) -> None:
     end = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < end, "waited in vain"
@@ -90,7 +90,7 @@ def test_joblib_workers_end_with_a_killed_command_and_the_study_goes_on(tmp_path
     study = tmp_path / "outputs" / "s"
     for points in (5, 60):
         command = Command(tmp_path, ["-m", *JOBLIB])
-        until(lambda points=points: points_logged(study) >= points or not command.running)
+        until(lambda points=points, command=command: points_logged(study) >= points or not command.running)
         workers = {entry["pid"] for entry in manifest(study)["cells"].values() if "pid" in entry}
         command.send(signal.SIGKILL)
         command.wait()
@@ -124,35 +124,3 @@ def test_two_studies_at_once_on_the_same_data(tmp_path: Path, text_file: Path) -
     for command in both:
         assert command.wait() == 0, command.said
     assert results(tmp_path / "one" / "outputs" / "one") == results(tmp_path / "two" / "outputs" / "two")
-
-
-@pytest.mark.slow
-def test_a_worker_that_dies_fails_alone(tmp_path: Path) -> None:
-    """One cell kills its own process, as the system does when memory runs out."""
-    (tmp_path / "deadly.py").write_text(
-        "import os, signal\n"
-        "from torch import nn\n"
-        "from ffnlab.ffn import DenseFFN\n"
-        "class Deadly(DenseFFN):\n"
-        "    def __init__(self, d_model, d_ff, dies_at=-1):\n"
-        "        super().__init__(d_model, d_ff)\n"
-        "        self.dies_at, self.calls = dies_at, 0\n"
-        "    def forward(self, x):\n"
-        "        self.calls += self.training\n"
-        "        if self.calls == self.dies_at:\n"
-        "            os.kill(os.getpid(), signal.SIGKILL)\n"
-        "        return super().forward(x)\n"
-    )
-    (tmp_path / "groups" / "ffn").mkdir(parents=True)
-    (tmp_path / "groups" / "ffn" / "deadly.yaml").write_text("_target_: deadly.Deadly\ndies_at: -1\n")
-    words = [
-        "--config-dir", "groups", "-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "ffn=deadly",
-        "ffn.dies_at=4,-1", "seed=0,1", "study=s", *TINY,
-    ]  # fmt: skip
-    command = Command(tmp_path, words)
-    assert command.wait() == 1, command.said
-    study = tmp_path / "outputs" / "s"
-    by_status = sorted(statuses(study).values())
-    assert by_status == ["failed", "failed", "finished", "finished"], command.said
-    errors = [entry["error"] for entry in manifest(study)["cells"].values() if entry["status"] == "failed"]
-    assert all("its process died" in error for error in errors)

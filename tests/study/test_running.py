@@ -12,10 +12,12 @@ import pytest
 import torch
 from commands import BASIC, TINY, manifest, results, statuses
 
-from ffnlab.config import compose
+from ffnlab.config import StudyConfig, compose
 from ffnlab.errors import UserError
-from ffnlab.study.cells import cell_lock, cell_name, is_running
-from ffnlab.study.runner import run_study
+from ffnlab.study.cells import Cell, cell_lock, cell_name, is_running
+from ffnlab.study.manifest import declare, update_cell
+from ffnlab.study.runner import _launch_all, run_study
+from ffnlab.study.sweep import make_cells
 
 STUDY = [BASIC, "ffn=relu,swiglu", "seed=0,1", "study=s", *TINY]
 
@@ -305,3 +307,33 @@ def test_a_cell_that_another_process_holds_is_waited_for(study: Path) -> None:
     with cell_lock(study, name):
         assert is_running(study, name)
     assert not is_running(study, name)
+
+
+def test_when_a_worker_dies_only_its_cell_fails(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A launcher that loses a worker loses all that run; a stand-in for one, with a cell that kills its process."""
+    cells = make_cells([["ffn=relu", f"seed={seed}", *TINY] for seed in range(5)], "s", None)
+    deadly = cells[1].name
+    names = [cell.name for cell in cells]
+    launched = []
+
+    def put(name: str, status: str) -> None:
+        update_cell(study, name, status=status)
+
+    def launch(jobs: list[Cell]) -> None:
+        launched.append([cell.name for cell in jobs])
+        for index, cell in enumerate(jobs):
+            if cell.name == deadly:
+                for other in jobs[index : index + 2]:
+                    put(other.name, "running")
+                raise RuntimeError("A worker was killed. Details follow.")
+            put(cell.name, "finished")
+
+    declare(study, StudyConfig(), "command", cells)
+    for name in names:
+        put(name, "pending")
+    _launch_all(study, cells, launch, lambda: False)
+    assert launched == [names, [names[1]], [names[2]], names[3:]]
+    assert [statuses(study)[name] for name in names] == ["finished", "failed", *["finished"] * 3]
+    error = manifest(study)["cells"][deadly]["error"]
+    assert error == "its process died: RuntimeError: A worker was killed"
+    assert f"{deadly}: failed" in capsys.readouterr().err
