@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from ffnlab.errors import UserError
+from ffnlab.cli import guarded
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -37,29 +37,29 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Check one block and print what was found."""
+    """Check one block and print what was found; returns the exit status."""
     args = parse(argv)
-    try:
-        from ffnlab.config import compose
-        from ffnlab.contract import check
-        from ffnlab.ffn import locate
+    return guarded(lambda: _check(args))
 
-        cfg = compose(args.overrides, args.config_dir)
-        report = check(
-            locate(cfg.ffn.target),
-            cfg.ffn.options,
-            name=cfg.ffn.name,
-            d_model=args.d_model,
-            d_ff=args.d_ff,
-            compile_backend=args.backend,
-        )
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+
+def _check(args: argparse.Namespace) -> int:
+    from ffnlab.config import compose
+    from ffnlab.contract import check
+    from ffnlab.ffn import locate
+
+    cfg = compose(args.overrides, args.config_dir)
+    report = check(
+        locate(cfg.ffn.target),
+        cfg.ffn.options,
+        name=cfg.ffn.name,
+        d_model=args.d_model,
+        d_ff=args.d_ff,
+        compile_backend=args.backend,
+    )
     print(report.json() if args.json else report.text())
     return 0 if report.passed else 1
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path.cwd()))
+    sys.path.append(str(Path.cwd()))  # a block of your own is found in the folder the command is typed in
     sys.exit(main())
