@@ -26,13 +26,14 @@ class ValidationData(Protocol):
 
 
 class CensusCallback(lightning.Callback):
-    """Runs the census of `pl_module.network` and logs it to every logger.
+    """Runs the census of `pl_module.whole_network()` and logs it to every logger.
 
     Every validation of `fit` (the sanity check before the first step included) counts the first `n`
     validation tokens; `trainer.validate`, which ends a run, counts the first `n_final`. The figures of the
     latter are not logged as points, because figures at different N do not belong on one curve: they are left in
     `final`, for the run's result. Then `census.png` and `census.parquet` are written.
 
+    The processes that share batches out (`pl_module.share` says among how many) share the census too.
     Put it before callbacks that time training, so that they see its time as validation. Nothing runs in
     training steps. Raises `NonFiniteError` when an activation is not finite.
     """

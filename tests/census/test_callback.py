@@ -63,6 +63,10 @@ class Module(lightning.LightningModule):
         config = ModelConfig(d_model=12, n_layers=LAYERS, n_heads=2, context_length=CONTEXT)
         self.network = LanguageModel(config, VOCAB, lambda: block(12, D_FF, activation, bias=True))
         self.lr = lr
+        self.share = (1, 0)
+
+    def whole_network(self) -> LanguageModel:
+        return self.network
 
     def training_step(self, batch: Any, index: int) -> Tensor:
         return self.network.loss(*batch)
@@ -289,6 +293,22 @@ def test_a_block_without_down_is_refused_with_the_contract(tmp_path: Path) -> No
         run(tmp_path, module=module)
 
 
+def test_a_step_is_measured_once(tmp_path: Path) -> None:
+    """A resumed run may validate again at the step of its checkpoint; the ledger has that point already."""
+    memory, callback = Memory(), CensusCallback(Tokens(), tmp_path, N)
+    trainer = SimpleNamespace(
+        global_step=4,
+        is_global_zero=True,
+        sanity_checking=False,
+        state=SimpleNamespace(fn="fit"),
+        loggers=[memory],
+    )
+    module = Module()
+    for _ in range(2):
+        callback.on_validation_end(trainer, module)  # type: ignore[arg-type]
+    assert [step for step, _ in memory.points] == [4]
+
+
 def test_wandb_gets_the_picture(tmp_path: Path) -> None:
     from lightning.pytorch.loggers import WandbLogger
 
@@ -307,7 +327,6 @@ def test_wandb_gets_the_picture(tmp_path: Path) -> None:
     trainer = SimpleNamespace(
         global_step=4,
         is_global_zero=True,
-        world_size=1,
         state=SimpleNamespace(fn="validate"),
         loggers=[View()],
     )

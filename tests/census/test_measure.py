@@ -271,6 +271,15 @@ def test_health_is_what_it_says() -> None:
     assert health["health/residual_max_L0"] == pytest.approx(float(output.abs().max()), rel=1e-5)
 
 
+def test_health_counts_the_same_tokens() -> None:
+    model = Stack("dense", "gelu")
+    inputs, targets = (torch.cat(parts) for parts in zip(*tokens(), strict=True))
+    cut = take(model, [(inputs, targets)], n=200, blocks=["ffns.*"]).health
+    masked = torch.full_like(targets, -100)
+    masked.view(-1)[:200] = 1
+    assert cut == pytest.approx(take(model, [(inputs, masked)], blocks=["ffns.*"]).health, rel=1e-12)
+
+
 def test_gpt2_of_transformers() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
