@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -73,7 +72,7 @@ def make_loop(name: str, setting: Setting) -> BareLoop:
     """Build contender ``name`` (see ``OURS`` and ``PEERS``) for ``setting``.
 
     Raises:
-        UserError: a peer that is not installed, or an unknown name.
+        UserError: a peer that is not installed.
     """
     cfg = setting.config()
     if name in OURS:
@@ -86,8 +85,6 @@ def make_loop(name: str, setting: Setting) -> BareLoop:
 
             use_liger(network)
         return BareLoop(setting, cfg, prepared.data, network, network.loss)
-    if name not in _PEERS:
-        raise UserError(f"unknown contender '{name}'; choose one of {', '.join((*OURS, *PEERS))}")
     data = prepare(cfg.data, cfg.model.context_length)
     try:
         peer, loss = _PEERS[name](cfg, data)

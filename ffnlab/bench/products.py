@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from ffnlab.bench.contenders import BareLoop
 from ffnlab.bench.setting import Setting
@@ -70,6 +71,16 @@ def step_products(loop: BareLoop) -> Counter[Product]:
         loop.forward(*batch).backward()
     loop.optimizer.zero_grad()
     return recorder.seen
+
+
+def step_flops(loop: BareLoop) -> int:
+    """FLOPs of one step's forward and backward pass as PyTorch counts them, attention included."""
+    counter = FlopCounterMode(display=False)
+    batch = loop.batch()
+    with counter:
+        loop.forward(*batch).backward()
+    loop.optimizer.zero_grad()
+    return int(counter.get_total_flops())
 
 
 def product_runner(products: Counter[Product], device: str) -> Callable[[int], None]:

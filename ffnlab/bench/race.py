@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from ffnlab.bench.contenders import OURS, PEERS
 from ffnlab.bench.setting import Setting
 from ffnlab.bench.workers import serve
 from ffnlab.errors import UserError
 
+CONTENDERS = ("ffnlab", *OURS, *PEERS, "products")
 PATIENCE_S = 600.0  # for one answer of a worker; loading and compiling included
 
 
@@ -120,11 +122,14 @@ class _Worker:
 
 
 def run_race(names: Sequence[str], setting: Setting, n_slices: int, slice_steps: int) -> Race:
-    """Let ``names`` (``ffnlab``, ``products``, or those of ``contenders``) train in turns.
+    """Let ``names`` (of ``CONTENDERS``) train in turns.
 
     Raises:
-        UserError: a contender that cannot start, or fails on the way.
+        UserError: an unknown contender, one that cannot start, or fails on the way.
     """
+    for name in names:
+        if name not in CONTENDERS:
+            raise UserError(f"unknown contender '{name}'; choose one of {', '.join(CONTENDERS)}")
     cfg = setting.config()
     workers: list[_Worker] = []
     records: dict[str, Record] = {}

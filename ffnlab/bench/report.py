@@ -146,7 +146,7 @@ def _race_lines(race: Race) -> list[str]:
     lines = []
     validation = race.validation_seconds("ffnlab") if "ffnlab" in race.records else None
     if validation is not None:
-        every = race.setting.config().train.val_every
+        every = race.setting.config().train.validation_interval(0)
         training = race.ms_per_step("ffnlab").median * every / 1e3
         lines.append(
             f"validation, census and checkpoint: {validation:.2f} s every {every} steps, "
@@ -154,13 +154,12 @@ def _race_lines(race: Race) -> list[str]:
         )
     if "products" in race.records:
         square = race.records["products"].facts["square_flops_per_s"]
-        flops = race.records["products"].facts["flops"]
+        flops = race.records["products"].facts["step_flops"]
         for name in ("bare", "compile", "liger"):
             if name in race.records:
                 rate = flops / race.ms_per_step(name).median * 1e3
-                lines.append(
-                    f"{name}: {rate / square:.1%} of the rate of one large product ({square / 1e9:,.0f} GFLOP/s)"
-                )
+                large = f"one large product, {square / 1e9:,.0f} GFLOP/s"
+                lines.append(f"{name}: MFU {rate / square:.1%} (against {large}; attention counted)")
     lines += [_target_line(target) for target in judge(race)]
     return lines
 

@@ -4,6 +4,7 @@ import resource
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -64,8 +65,11 @@ class Setting:
         """The most memory held so far: on a GPU what was allocated there, on the CPU what the process held."""
         if self.device == "cuda":
             return torch.cuda.max_memory_allocated()
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        status = Path("/proc/self/status")
+        if status.exists():  # Linux counts its parent's memory into a child's ru_maxrss
+            line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+            return int(line.split()[1]) * 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
     def synchronise(self) -> None:
         """Wait for the GPU, so that a clock read afterwards is honest."""

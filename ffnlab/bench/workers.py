@@ -36,12 +36,13 @@ def _serve_loop(name: str, setting: Setting, slice_steps: int, pipe: Connection)
     loop = make_loop("bare" if name == "products" else name, setting)
     run: Callable[[int], None]
     if name == "products":
-        from ffnlab.bench.products import product_runner, square_rate, step_products
+        from ffnlab.bench.products import product_runner, square_rate, step_flops, step_products
 
         products = step_products(loop)
         run = product_runner(products, setting.device)
         facts: dict[str, Any] = {
             "flops": sum(p.flops * n for p, n in products.items()),
+            "step_flops": step_flops(loop),
             "products": sum(products.values()),
             "square_flops_per_s": square_rate(setting, 8192 if setting.device == "cuda" else 1024),
         }

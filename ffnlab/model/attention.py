@@ -45,8 +45,11 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Map ``(B, T, d_model)`` to ``(B, T, d_model)``."""
         B, T, D = x_BTD.shape
-        qkv = self.qkv(x_BTD).view(B, T, 3, self.n_heads, D // self.n_heads)
-        q_BNTH, k_BNTH, v_BNTH = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        # split: its gradient is one copy, where that of a packed permutation is several
+        q_BNTH, k_BNTH, v_BNTH = (
+            part_BTD.view(B, T, self.n_heads, D // self.n_heads).transpose(1, 2)
+            for part_BTD in self.qkv(x_BTD).split(D, dim=-1)
+        )
         if self.rope is not None:
             q_BNTH, k_BNTH = self.rope(q_BNTH), self.rope(k_BNTH)
         mixed_BNTH = F.scaled_dot_product_attention(

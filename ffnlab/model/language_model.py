@@ -7,13 +7,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ffnlab.model.attention import CausalSelfAttention
 from ffnlab.model.config import ModelConfig
-
-IGNORE = -100  # a target that counts in no loss and no census: padding, and the given half of the copy task
+from ffnlab.model.head_loss import head_loss
 
 
 def make_norm(cfg: ModelConfig) -> nn.Module:
@@ -99,10 +97,8 @@ class LanguageModel(nn.Module):
         the targets that count, their mean per token or their ``sum``. Both go through ``forward``, so that hooks see
         training as well and ``torch.compile`` compiles the loss with the network.
         """
-        logits_BTV = self.head(self.features(tokens_BT))
-        if targets_BT is None:
-            return logits_BTV
-        return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORE, reduction=reduction)
+        x_BTD = self.features(tokens_BT)
+        return self.head(x_BTD) if targets_BT is None else head_loss(x_BTD, self.head, targets_BT, reduction)
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor, reduction: str = "mean") -> Tensor:
         """Cross-entropy in nats; see ``forward``."""

@@ -1,0 +1,123 @@
+"""The arithmetic of a race, on records made by hand."""
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ffnlab.bench.race import Race, Record, Spread, run_race
+from ffnlab.bench.report import Report, print_report, write_json
+from ffnlab.bench.setting import Setting
+from ffnlab.bench.split import REST, Split, kind_of
+from ffnlab.bench.targets import judge
+from ffnlab.errors import UserError
+
+
+def race(**seconds: list[float]) -> Race:
+    records = {}
+    for name, values in seconds.items():
+        name = name.replace("_", "-")
+        validated = [name == "ffnlab" and i == 2 for i in range(len(values))]
+        facts = {"peak_bytes": 2**20}
+        if name == "products":
+            facts |= {"flops": 10**9, "step_flops": 12 * 10**8, "square_flops_per_s": 4e9}
+        records[name] = Record(name, facts, values, validated)
+    return Race(Setting("nanogpt-cpu"), 10, 768, records)
+
+
+def example() -> Race:
+    # The machine is half as fast in the second turn, for everybody; the third holds ffnlab's validation.
+    return race(
+        ffnlab=[1.0, 2.0, 9.0, 1.0],
+        bare=[0.9, 1.8, 0.9, 0.9],
+        gpt2=[1.5, 3.0, 1.5, 1.5],
+        x_transformers=[1.1, 2.2, 1.1, 1.1],
+        products=[0.6, 1.2, 0.6, 0.6],
+    )
+
+
+def test_speeds_are_compared_turn_by_turn() -> None:
+    speed = example().speed("ffnlab", "gpt2")
+    assert (speed.low, speed.median, speed.high) == pytest.approx((1.5, 1.5, 1.5))
+    assert example().speed("ffnlab", "bare").median == pytest.approx(0.9)
+    assert example().ms_per_step("bare").median == pytest.approx(90)
+
+
+def test_validation_is_left_out_of_steps_and_told_apart() -> None:
+    assert example().ms_per_step("ffnlab").median == pytest.approx(100)
+    assert example().validation_seconds("ffnlab") == pytest.approx(8.0)
+    assert race(bare=[1.0, 1.0]).validation_seconds("bare") is None
+
+
+def test_only_validations_cannot_be_compared() -> None:
+    only = Race(Setting("tiny"), 10, 768, {"ffnlab": Record("ffnlab", {}, [1.0], [True])})
+    with pytest.raises(UserError, match=r"shorter than train\.val_every"):
+        only.ms_per_step("ffnlab")
+
+
+def test_targets() -> None:
+    judged = {target.what: target for target in judge(example())}
+    assert not judged["ffnlab / bare"].met  # 0.9, wanted 0.98
+    assert judged["ffnlab / gpt2"].met  # 1.5, wanted 1.35
+    assert not judged["ffnlab / x-transformers"].met  # 1.1, wanted 1.15
+    share = judged["rate of the products alone"]
+    assert share.measured.median == pytest.approx(0.6 / 0.9)
+    assert share.met
+
+
+def test_spread_is_median_and_quartiles() -> None:
+    assert Spread.of([4, 1, 2, 3, 5]) == Spread(3, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("aten::mm", "matrix products"),
+        ("aten::addmm", "matrix products"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", "attention"),
+        ("aten::gelu_backward", "activation"),
+        ("aten::_log_softmax", "cross-entropy"),
+        ("aten::native_layer_norm", "norms"),
+        ("aten::_fused_adamw_", "optimiser and clipping"),
+        ("aten::add_", "additions and products by element"),
+        ("aten::transpose", REST),
+    ],
+)
+def test_kernels_by_kind(kernel: str, kind: str) -> None:
+    assert kind_of(kernel) == kind
+
+
+def test_the_largest_part_that_is_no_product() -> None:
+    split = Split({}, {"matrix products": 9.0, "attention": 1.0, "norms": 2.0})
+    assert split.largest_other == "norms"
+
+
+def test_report_says_all_and_writes_it(tmp_path: Path) -> None:
+    split = Split({"data": Spread(1, 1, 2)}, {"matrix products": 9.0, "attention": 1.0, "norms": 2.0})
+    report = Report(races=[example()], splits={"tiny": split}, startup={"python train.py --help": Spread(1, 1, 1)})
+    console = Console(record=True, width=140, quiet=False)
+    print_report(report, console)
+    text = console.export_text()
+    assert "missed ffnlab / bare: 0.900" in text
+    assert "met    ffnlab / gpt2: 1.500" in text
+    assert "8.00 s every 250 steps" in text
+    assert "norms  <- largest" in text
+    assert "MFU" in text
+    write_json(report, tmp_path / "deep" / "bench.json")
+    written = json.loads((tmp_path / "deep" / "bench.json").read_text())
+    assert written["races"][0]["records"]["bare"]["seconds"] == [0.9, 1.8, 0.9, 0.9]
+    assert written["splits"]["tiny"]["largest_other"] == "norms"
+
+
+def test_an_unknown_contender() -> None:
+    with pytest.raises(UserError, match="unknown contender 'gpt5'; choose one of ffnlab, bare"):
+        run_race(["gpt5"], Setting("tiny"), 1, 1)
+
+
+@pytest.mark.slow
+def test_a_contender_that_fails_is_named_and_leaves_nothing_behind() -> None:
+    with pytest.raises(UserError, match=r"^liger: "):  # it is for gated blocks
+        run_race(["liger"], Setting("tiny", ffn="gelu", overrides=["data=copy"]), 1, 1)
+    assert not [p for p in multiprocessing.active_children() if p.name.startswith("bench-")]
