@@ -69,17 +69,22 @@ class TrainConfig:
 
     ``batch_size`` counts the sequences of one optimiser step, over all devices and accumulated parts, so the losses do
     not depend on how a step is cut up. ``val_tokens`` is the fixed part of the validation set that is read on the way;
-    the final validation reads the whole set.
+    the final validation reads the whole set. Left out, ``val_every`` is 250 steps, and a twentieth of a run of more than
+    5,000: so that validation and census stay a small share of a long run.
     """
 
     tokens: PositiveInt = 1_536_000
     batch_size: PositiveInt = 8
     log_every: PositiveInt = 10
-    val_every: PositiveInt = 250
+    val_every: PositiveInt | None = None
     val_tokens: PositiveInt = 32_768
     val_batch_size: PositiveInt = 16
     compile: bool = False
     checkpoint_blocks: bool = False
+
+    def validation_interval(self, n_steps: int) -> int:
+        """Optimiser steps between two validations of a run of ``n_steps``."""
+        return self.val_every or max(250, n_steps // 20)
 
 
 @dataclass(config=STRICT)

@@ -187,7 +187,7 @@ def _fit(
         plugins=[FlushedFiles()],
         max_steps=prepared.n_steps,
         max_epochs=-1,
-        val_check_interval=cfg.train.val_every * parts,
+        val_check_interval=cfg.train.validation_interval(prepared.n_steps) * parts,
         check_val_every_n_epoch=None,
         num_sanity_val_steps=-1,  # the validation before the first step; skipped on resume
         limit_val_batches=None,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ffnlab.config import OptimConfig
+from ffnlab.config import OptimConfig, TrainConfig
 from ffnlab.ffn import DenseFFN
 from ffnlab.model import ModelConfig, build
 from ffnlab.training.optim import lr_factor, make_optimizer, parameter_groups
@@ -58,3 +58,8 @@ def test_only_matrices_decay_and_every_parameter_is_in_one_group() -> None:
     assert all(name.endswith(".weight") and "norm" not in name for name in decays)
     assert "blocks.0.ffn.act.beta" in keeps
     assert make_optimizer(network, OptimConfig()).defaults["fused"]
+
+
+def test_long_runs_are_validated_twenty_times_and_short_ones_every_250_steps() -> None:
+    assert [TrainConfig().validation_interval(n) for n in (100, 1500, 5000, 15_000)] == [250, 250, 250, 750]
+    assert TrainConfig(val_every=7).validation_interval(15_000) == 7
