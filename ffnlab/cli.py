@@ -60,7 +60,11 @@ def _study(args: Any) -> int:
     """A study, or the one cell of it that a run with ``study=NAME`` is."""
     from ffnlab.study.runner import run_study
 
-    return run_study(list(args.overrides), args.config_dir, several=bool(args.multirun))
+    try:
+        return run_study(list(args.overrides), args.config_dir, several=bool(args.multirun))
+    except KeyboardInterrupt:
+        print("quit; the same command goes on", file=sys.stderr)
+        return 130
 
 
 def _first_look(args: Any, studies: list[str]) -> None:

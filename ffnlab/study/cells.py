@@ -133,13 +133,21 @@ def held(study_dir: Path, name: str) -> Iterator[None]:
         yield
 
 
-def put_aside(study_dir: Path, name: str) -> None:
-    """Move a cell's directory out of the way, so that it starts afresh; nothing is deleted."""
+def put_aside(study_dir: Path, name: str, seen: State) -> None:
+    """Move a cell's directory out of the way, so that it starts afresh; nothing is deleted.
+
+    Not if another process has it now, or has begun it afresh since it was ``seen``.
+    """
     run_dir = study_dir / name
-    if run_dir.exists():
-        place = study_dir / REPLACED
-        place.mkdir(exist_ok=True)
-        stamp, number = re.sub(r"\W", "", now()), 0
-        while (goal := place / f"{name}-{stamp}{f'-{number}' if number else ''}").exists():
-            number += 1
-        run_dir.rename(goal)
+    try:
+        with cell_lock(study_dir, name).acquire(timeout=0):
+            if not run_dir.exists() or look(run_dir, {}).record.get("created") != seen.record.get("created"):
+                return
+            place = study_dir / REPLACED
+            place.mkdir(exist_ok=True)
+            stamp, number = re.sub(r"\W", "", now()), 0
+            while (goal := place / f"{name}-{stamp}{f'-{number}' if number else ''}").exists():
+                number += 1
+            run_dir.rename(goal)
+    except Timeout:
+        return

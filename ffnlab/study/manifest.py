@@ -42,14 +42,20 @@ def update_cell(study_dir: Path, name: str, **fields: Any) -> None:
     change(study_dir, lambda manifest: manifest["cells"][name].update(fields))
 
 
-def check_declared(study_dir: Path, settings: StudyConfig) -> None:
+def check_declared(study_dir: Path, settings: StudyConfig, cells: list[Cell]) -> None:
     """What a study compares, and how, is declared before it runs.
 
     Raises:
-        UserError: another analysis or baseline than declared, once a cell has a result.
+        UserError: a baseline that is no block of the study; another analysis or baseline than declared, once a cell has
+            a result.
     """
     manifest = read(study_dir)
-    if not any(entry.get("result") for entry in (manifest.get("cells") or {}).values()):
+    known = manifest.get("cells") or {}
+    if settings.baseline is not None:
+        blocks = sorted({cell.cfg.ffn.name for cell in cells} | {str(entry.get("block")) for entry in known.values()})
+        if settings.baseline.partition(" ")[0] not in blocks:
+            raise UserError(f"baseline={settings.baseline} is no block of the study; it has {', '.join(blocks)}")
+    if not any(entry.get("result") for entry in known.values()):
         return
     for key in ("analysis", "baseline"):
         asked, declared = getattr(settings, key), manifest.get(key)
@@ -60,8 +66,19 @@ def check_declared(study_dir: Path, settings: StudyConfig) -> None:
             )
 
 
-def declare(study_dir: Path, settings: StudyConfig, command: str, cells: list[Cell]) -> None:
-    """Add cells to the manifest, and write the declarations of a new study."""
+def declare(
+    study_dir: Path, settings: StudyConfig, command: str, cells: list[Cell], pending: list[str], stale: list[str]
+) -> None:
+    """Add cells to the manifest, and write the declarations of a new study.
+
+    Args:
+        study_dir: the study.
+        settings: what the command says about it.
+        command: as typed.
+        cells: the command's cells.
+        pending: names of those that are about to be run.
+        stale: names of those that are kept although their code or data changed.
+    """
 
     def edit(manifest: dict[str, Any]) -> None:
         known = manifest.setdefault("cells", {})
@@ -70,11 +87,10 @@ def declare(study_dir: Path, settings: StudyConfig, command: str, cells: list[Ce
         if command not in manifest.setdefault("commands", []):
             manifest["commands"].append(command)
         manifest["command"] = manifest["commands"][0]
-        blocks = dict.fromkeys(cell.cfg.ffn.name for cell in cells)
+        blocks = list(dict.fromkeys(cell.cfg.ffn.name for cell in cells))
         manifest["analysis"] = settings.analysis or manifest.get("analysis") or "unpaired"
-        manifest["baseline"] = (
-            settings.baseline or manifest.get("baseline") or ("gelu" if "gelu" in blocks else next(iter(blocks)))
-        )
+        usual = "gelu" if "gelu" in blocks else blocks[0]
+        manifest["baseline"] = settings.baseline or manifest.get("baseline") or usual
         if settings.kind:
             manifest["kind"] = settings.kind
         if settings.fresh_seeds is not None and "tuning_seeds" not in manifest:
@@ -83,6 +99,7 @@ def declare(study_dir: Path, settings: StudyConfig, command: str, cells: list[Ce
             seeds = {"seed": cell.cfg.seed, "init_seed": cell.cfg.init_seed, "data_seed": cell.cfg.data_seed}
             entry = {"block": cell.cfg.ffn.name, **seeds, "overrides": cell.overrides}
             fresh = {"status": "pending", "seconds": None, "result": None, "error": None}
-            known[cell.name] = {**fresh, **known.get(cell.name, {}), **entry}
+            begun = fresh if cell.name in pending else {}
+            known[cell.name] = {**fresh, **known.get(cell.name, {}), **begun, **entry, "stale": cell.name in stale}
 
     change(study_dir, edit)

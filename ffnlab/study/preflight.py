@@ -82,7 +82,8 @@ def preflight(cells: Iterable[Cell], on_cpu: bool) -> int:
 
 def _distinct_first(cells: Iterable[Cell]) -> list[Cell]:
     seen: set[str] = set()
-    first, rest = [], []
+    first: list[Cell] = []
+    rest: list[Cell] = []
     for cell in cells:
         key = configuration(cell.cfg)
         (rest if key in seen else first).append(cell)

@@ -30,7 +30,7 @@ def fresh_jobs(study_dir: Path, cells: Sequence[Cell], fresh_seeds: Sequence[int
     rows = study.cells[study.cells["seed"].isin(tuning)]
     arm_of = dict(zip(rows["cell"], rows["arm"], strict=True))
     first_of = {arm_of[cell.name]: cell for cell in reversed(cells) if cell.name in arm_of}
-    jobs = []
+    jobs: list[list[str]] = []
     for rate in choose_rates(rows, tuning):
         cell = first_of.get(rate.arm)
         if cell is None:

@@ -23,6 +23,7 @@ from ffnlab.composition import Sweep
 from ffnlab.config import StudyConfig, to_plain
 from ffnlab.errors import UserError
 from ffnlab.ffn import locate
+from ffnlab.run_dir import check_run_dir
 from ffnlab.study import manifest, resources, worker
 from ffnlab.study.cells import Cell, State, is_running, look, put_aside
 from ffnlab.study.preflight import Datasets, preflight
@@ -75,7 +76,8 @@ def _run_cells(
 ) -> int:
     for cell in cells:
         resources.check_one_device(cell.cfg)
-    manifest.check_declared(study_dir, settings)
+    check_run_dir(study_dir)
+    manifest.check_declared(study_dir, settings, cells)
     plan = _plan(study_dir, cells, settings)
     _say_plan(study_dir, plan)
     if plan.todo:
@@ -87,17 +89,13 @@ def _run_cells(
         worker.say(f"{len(plan.todo)} to run; {tried}, in {time.perf_counter() - started:.0f} s")
     study_dir.mkdir(parents=True, exist_ok=True)
     for name in plan.afresh:
-        put_aside(study_dir, name)
-    manifest.declare(study_dir, settings, command(), cells)
+        put_aside(study_dir, name, plan.states[name])
+    pending = [cell.name for cell in plan.todo if not is_running(study_dir, cell.name)]
+    manifest.declare(study_dir, settings, command(), cells, pending, plan.kept_stale)
     for cell in cells:
         state = plan.states[cell.name]
-        stale = cell.name in plan.kept_stale
-        if manifest.entries(study_dir)[cell.name].get("stale", False) != stale:
-            manifest.update_cell(study_dir, cell.name, stale=stale)
-        if state.status == "finished" and cell.name not in plan.afresh:
+        if state.status == "finished" and cell not in plan.todo:
             worker.record_finished(study_dir, cell.name, state.record, state.result)
-    for cell in plan.todo:
-        manifest.update_cell(study_dir, cell.name, status="pending", error=None, result=None)
     stopped = _launch(sweep, study_dir, cells, plan.todo, leader, several) if plan.todo else 0
     return _summary(study_dir, cells, stopped)
 
@@ -118,27 +116,27 @@ def _plan(study_dir: Path, cells: list[Cell], settings: StudyConfig) -> Plan:
     stale: dict[str, str] = {}
     for cell in cells:
         state = states[cell.name]
+        if state.status != "finished" and is_running(study_dir, cell.name):
+            plan.todo.append(cell)  # waits for that process, and has its result then
+            continue
         changed = _what_changed(cell, state, datasets) if state.record else ""
-        if state.status == "finished":
-            if changed:
-                stale[cell.name] = f"finished with {changed}"
-                (plan.afresh if settings.stale == "rerun" else plan.kept_stale).append(cell.name)
-            if changed and settings.stale == "rerun":
-                plan.todo.append(cell)
-        elif state.status in ("failed", "diverged"):
-            if settings.retry:
-                plan.todo.append(cell)
-                # A divergence would only come again from its checkpoint.
-                if changed or state.damaged or state.status == "diverged":
-                    plan.afresh.append(cell.name)
-        else:
+        anew = state.damaged
+        if state.status in ("failed", "diverged"):
+            if not settings.retry:
+                continue
+            anew |= (
+                bool(changed) or state.status == "diverged"
+            )  # a divergence would only come again from its checkpoint
+        elif changed:
+            done = "finished" if state.status == "finished" else "half done"
+            stale[cell.name] = f"{done} with {changed}"
+            anew |= settings.stale == "rerun" or (state.status == "unfinished" and "data" in changed)
+            if not anew:
+                plan.kept_stale.append(cell.name)
+        if anew:
+            plan.afresh.append(cell.name)
+        if anew or state.status != "finished":
             plan.todo.append(cell)
-            if changed and not is_running(study_dir, cell.name):
-                stale[cell.name] = f"half done with {changed}"
-                afresh = settings.stale == "rerun" or "data" in changed
-                (plan.afresh if afresh else plan.kept_stale).append(cell.name)
-            if state.damaged:
-                plan.afresh.append(cell.name)
     if stale and settings.stale is None:
         raise UserError(
             "\n".join(f"{name} is {why}" for name, why in stale.items())
@@ -192,6 +190,7 @@ def _launch(
         threads=resources.threads_per_cell(launcher_cfg, len(cells)),
         leader=leader,
         dies_with_leader=resources.dies_with_command(launcher_cfg),
+        cwd=str(Path.cwd()),
         argv=list(sys.argv),
         path=list(sys.path),
     )
@@ -203,7 +202,7 @@ def _launch(
             launcher = Plugins.instance().instantiate_launcher(
                 hydra_context=sweep.context, task_function=task, config=sweep.master
             )
-            launcher.launch([_job(cell) for cell in jobs], initial_job_idx=0)
+            launcher.launch([_job(cell, study_dir) for cell in jobs], initial_job_idx=0)
 
         _launch_all(study_dir, todo, launch, lambda: bool(stop))
         if worker.asked_to_stop(study_dir, leader) and not stop:
@@ -211,8 +210,10 @@ def _launch(
     return stop[0] if stop else 0
 
 
-def _job(cell: Cell) -> list[str]:
-    return [*cell.overrides, f"study={cell.cfg.study}", f"hydra.sweep.subdir={cell.name}"]
+def _job(cell: Cell, study_dir: Path) -> list[str]:
+    quoted = str(study_dir.absolute()).replace("\\", "\\\\").replace("'", "\\'")
+    where = [f"hydra.sweep.dir='{quoted}'", f"hydra.sweep.subdir={cell.name}"]  # a worker may start in another folder
+    return [*cell.overrides, f"study={cell.cfg.study}", *where]
 
 
 def _launch_all(

@@ -68,6 +68,7 @@ class CellTask:
     threads: int | None
     leader: Leader
     dies_with_leader: bool
+    cwd: str
     argv: list[str]
     path: list[str]
 
@@ -75,15 +76,19 @@ class CellTask:
         """The cell's status afterwards."""
         name = str(HydraConfig.get().sweep.subdir)
         if not self.leader.is_here:
+            os.chdir(self.cwd)  # relative paths of the command's mean the same everywhere
             sys.argv = list(self.argv)
             sys.path.extend(folder for folder in self.path if folder not in sys.path)
             if self.dies_with_leader:
                 _end_with(self.leader)
+        _in_cell.set()
         try:
             return self._run(name)
         except KeyboardInterrupt:  # between two cells, or before the first step
             ask_to_stop(Path(self.study_dir), self.leader)
             return "interrupted"
+        finally:
+            _in_cell.clear()
 
     def _run(self, name: str) -> str:
         study_dir = Path(self.study_dir)
@@ -99,6 +104,8 @@ class CellTask:
             state = look(run_dir, entry)
             if state.status == "finished":  # by a process that was waited for
                 return record_finished(study_dir, name, state.record, state.result)
+            if entry.get("status") in ("failed", "diverged"):  # by that process, too: `retry=true` runs it again
+                return str(entry["status"])
             manifest.update_cell(study_dir, name, status="running", error=None, pid=os.getpid(), host=self.leader.host)
             return self._train(study_dir, name)
 
@@ -195,6 +202,7 @@ def forget_stop(study_dir: Path, leader: Leader) -> None:
 
 
 _watched: set[Leader] = set()
+_in_cell = threading.Event()
 
 
 def _end_with(leader: Leader) -> None:
@@ -206,8 +214,10 @@ def _end_with(leader: Leader) -> None:
     def watch() -> None:
         while leader.is_alive:
             time.sleep(WATCH_S)
-        os.kill(os.getpid(), signal.SIGTERM)  # the run saves itself at the end of its step
-        time.sleep(60)
+        if _in_cell.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)  # the run saves itself at the end of its step
+        while _in_cell.is_set():
+            time.sleep(WATCH_S / 10)
         os._exit(143)
 
     threading.Thread(target=watch, daemon=True, name="end-with-command").start()

@@ -14,7 +14,7 @@ from commands import BASIC, TINY, manifest, results, statuses
 
 from ffnlab.config import StudyConfig, compose
 from ffnlab.errors import UserError
-from ffnlab.study.cells import Cell, cell_lock, cell_name, is_running
+from ffnlab.study.cells import Cell, State, cell_lock, cell_name, is_running, look, put_aside
 from ffnlab.study.manifest import declare, update_cell
 from ffnlab.study.runner import _launch_all, run_study
 from ffnlab.study.sweep import make_cells
@@ -257,6 +257,7 @@ def test_a_cell_that_cannot_run_stops_the_study_before_it_starts(own_block: Path
         (["trainer.devices=2"], "one device"),
         (["trainer.strategy=ddp"], "one device"),
         (["analysis=paried"], "analysis must be 'unpaired' or 'paired'"),
+        (["ffn=relu,gelu", "baseline=silu"], "baseline=silu is no block of the study; it has gelu, relu"),
         (["stale=maybe"], "stale must be 'keep' or 'rerun'"),
         (["resume=outputs/x"], "a study goes on when its command is run again"),
         (["study=a/b"], "study"),
@@ -301,12 +302,19 @@ def test_a_study_without_a_name_gets_the_same_one_each_time(folder: Path) -> Non
     assert len(list((folder / "outputs").iterdir())) == 2
 
 
-def test_a_cell_that_another_process_holds_is_waited_for(study: Path) -> None:
+def test_a_cell_that_another_process_holds_is_left_to_it(study: Path) -> None:
     name = next(iter(statuses(study)))
     assert not is_running(study, name)
     with cell_lock(study, name):
         assert is_running(study, name)
+        put_aside(study, name, look(study / name, {}))
+        assert (study / name / "run.json").exists()
     assert not is_running(study, name)
+    seen = look(study / name, {})
+    put_aside(study, name, State("finished", {"created": "before"}))  # begun afresh since it was seen
+    assert (study / name).exists()
+    put_aside(study, name, seen)
+    assert not (study / name).exists()
 
 
 def test_when_a_worker_dies_only_its_cell_fails(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -328,7 +336,7 @@ def test_when_a_worker_dies_only_its_cell_fails(study: Path, capsys: pytest.Capt
                 raise RuntimeError("A worker was killed. Details follow.")
             put(cell.name, "finished")
 
-    declare(study, StudyConfig(), "command", cells)
+    declare(study, StudyConfig(), "command", cells, [], [])
     for name in names:
         put(name, "pending")
     _launch_all(study, cells, launch, lambda: False)
