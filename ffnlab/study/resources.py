@@ -5,7 +5,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 from omegaconf import DictConfig
@@ -98,14 +97,17 @@ def one_gpu(cfg: RunConfig) -> Iterator[None]:
     yield
 
 
+def dismiss_workers(launcher: DictConfig) -> None:
+    """End joblib's idle workers, which would stay for another five minutes, and their parent with them."""
+    if "joblib" in str(launcher.get("_target_", "")):
+        from joblib.externals.loky import reusable_executor
+
+        executor = getattr(reusable_executor, "_executor", None)
+        if executor is not None:
+            executor.shutdown(wait=True, kill_workers=True)
+
+
 def lend_path(folders: list[str]) -> None:
     """Let processes started from here import what this one can: the project, and a block beside the command."""
     known = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*known, *folders]))
-
-
-def plain(value: Any) -> Any:
-    """A resolved copy of a part of a Hydra configuration."""
-    from omegaconf import OmegaConf
-
-    return OmegaConf.to_container(value, resolve=True)

@@ -204,7 +204,10 @@ def _launch(
             )
             launcher.launch([_job(cell, study_dir) for cell in jobs], initial_job_idx=0)
 
-        _launch_all(study_dir, todo, launch, lambda: bool(stop))
+        try:
+            _launch_all(study_dir, todo, launch, lambda: bool(stop))
+        finally:
+            resources.dismiss_workers(launcher_cfg)
         if worker.asked_to_stop(study_dir, leader) and not stop:
             stop.append(signal.SIGINT)  # a cell's own process got the signal
     return stop[0] if stop else 0
