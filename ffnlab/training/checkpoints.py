@@ -16,6 +16,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 
 from ffnlab.errors import UserError
 from ffnlab.training.ledger import Ledger
+from ffnlab.training.parallel import is_sharded
 
 LAST, PREVIOUS, BEST, FINAL = "last.ckpt", "previous.ckpt", "best.ckpt", "final.safetensors"
 
@@ -97,6 +98,8 @@ class Checkpoints(lightning.Callback):
     def save(self, trainer: lightning.Trainer) -> None:
         """Save ``last`` now. Killed at any moment in here, the run goes on from the checkpoint before."""
         self._due = False
+        if trainer.global_step == 0 and is_sharded(trainer.lightning_module):
+            return  # asked for its state before its first step, a cut-up optimiser makes one, and counts it ever after
         temporary = self.folder / "saving.tmp"
         if trainer.is_global_zero:
             self.folder.mkdir(parents=True, exist_ok=True)

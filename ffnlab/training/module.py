@@ -36,20 +36,21 @@ class LMModule(lightning.LightningModule):
         self.share = (1, 0)  # into how many shares a batch is cut over processes, and which one is ours
         self._val_sums: Tensor = torch.zeros(2)
         self._parts: list[tuple[Batch, Tensor]] = []  # of the step that is being computed, with their losses
-        self._plain: torch.nn.Module | None = None
+        self._plain: tuple[LanguageModel, ...] = ()  # in a tuple, it is no part of this module
 
     def configure_model(self) -> None:
         """Cut the network over the processes, where the strategy has a device mesh."""
-        if self.device_mesh is not None and self._plain is None:
-            self._plain = plain_copy(self.network)
+        if self.device_mesh is not None and not self._plain:
+            self._plain = (plain_copy(self.network),)
             shard(self.network, self.device_mesh)
 
     def whole_network(self) -> Any:
         """The network in one piece: itself, or under a cut a copy with its weights, which every process asks for."""
-        if self._plain is None:
+        if not self._plain:
             return self.network
-        fill_plain(self._plain, self.network)
-        return self._plain.train(self.network.training).to(self.device)
+        (plain,) = self._plain
+        fill_plain(plain, self.network)
+        return plain.train(self.network.training).to(self.device)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Mean loss in nats per token of one part of a step."""

@@ -10,7 +10,7 @@ import copy
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning
 import torch
@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ffnlab.errors import UserError
+
+Network = TypeVar("Network", bound=nn.Module)
 
 _ENVIRONMENT = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE")
 
@@ -76,7 +78,7 @@ def shard(network: Any, mesh: Any) -> None:
         fully_shard(network, mesh=over_data)
 
 
-def check_cut(ffn: nn.Module, parts: int) -> None:
+def check_cut(ffn: Any, parts: int) -> None:
     """Refuse a block that ``_cut_ffn`` could not cut into ``parts``.
 
     Raises:
@@ -126,7 +128,7 @@ def fill_plain(plain: nn.Module, network: nn.Module) -> None:
         target.copy_(whole(source))
 
 
-def plain_copy(network: nn.Module) -> nn.Module:
+def plain_copy(network: Network) -> Network:
     """A copy on the CPU, made before the network is cut up."""
     return copy.deepcopy(network).cpu()
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import lightning
 import torch
-from lightning.pytorch.loggers import WandbLogger
 from rich.console import Console
 
 from ffnlab.census import NonFiniteError
@@ -47,7 +46,7 @@ from ffnlab.training.module import LMModule
 from ffnlab.training.parallel import check_cut, data_share, lent_environment, make_strategy, process_rank
 from ffnlab.training.preparation import Prepared, prepare_run
 from ffnlab.training.progress import ProgressLine
-from ffnlab.training.wandb_view import close_wandb, open_wandb
+from ffnlab.training.wandb_view import StepAxes, close_wandb, open_wandb
 
 
 def train(
@@ -129,7 +128,7 @@ def _train(
     if checkpoint:
         say(f"going on from step {checkpoint.step} ({checkpoint.path.name})")
 
-    wandb_logger: WandbLogger | None = None
+    wandb_logger: StepAxes | None = None
     result: dict[str, float] = {}
     goal: CopyTaskGoal | None = None
     try:
@@ -163,7 +162,7 @@ def _fit(
     cfg: RunConfig,
     prepared: Prepared,
     ledger: Ledger,
-    wandb_logger: WandbLogger | None,
+    wandb_logger: StepAxes | None,
     arguments: dict[str, Any],
     checkpoint: Saved | None,
     console: Console,

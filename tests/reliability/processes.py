@@ -35,11 +35,11 @@ TINY = [
 ]
 TIMINGS = {"seconds", "tokens_per_s", "timing"}
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["ffnlab.training", "ffnlab.cli", "ffnlab.census.picture"])
+_FORKS.set_forkserver_preload(["ffnlab.training", "ffnlab.cli", "ffnlab.census.picture", "wandb"])
 
 
 class Run:
-    """One process with ``train.py ARGS`` in it; its output goes to files in ``folder``."""
+    """One process with ``train.py ARGS`` in it; its output goes to a file in ``folder``. ``NAME=""`` unsets a variable."""
 
     def __init__(self, folder: Path, args: Sequence[str], before: Callable[[], None] | None = None, **env: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,11 @@ def _command_line(folder: Path, args: list[str], before: Callable[[], None] | No
     output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    os.environ.update(env)
+    for name, value in env.items():
+        if value:
+            os.environ[name] = value
+        else:
+            os.environ.pop(name, None)
     os.chdir(folder)
     sys.argv = ["train.py", *args]
     # what a fresh interpreter has, whatever pytest made of it
