@@ -98,13 +98,18 @@ def one_gpu(cfg: RunConfig) -> Iterator[None]:
 
 
 def dismiss_workers(launcher: DictConfig) -> None:
-    """End joblib's idle workers, which would stay for another five minutes, and their parent with them."""
-    if "joblib" in str(launcher.get("_target_", "")):
+    """End idle workers with the study: joblib's would stay for another five minutes, and the command with them."""
+    target = str(launcher.get("_target_", ""))
+    if "joblib" in target:
         from joblib.externals.loky import reusable_executor
 
         executor = getattr(reusable_executor, "_executor", None)
         if executor is not None:
             executor.shutdown(wait=True, kill_workers=True)
+    elif "ray" in target:
+        import ray
+
+        ray.shutdown()  # a cluster that was joined goes on; one that was started here ends
 
 
 def lend_path(folders: list[str]) -> None:
