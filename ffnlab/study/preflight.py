@@ -13,6 +13,7 @@ from ffnlab.config import RunConfig
 from ffnlab.data import Data, prepare
 from ffnlab.errors import UserError
 from ffnlab.study.cells import Cell, configuration
+from ffnlab.study.resources import clean_torch
 from ffnlab.training import Diverged, prepare_run
 from ffnlab.training.batches import Cut, TrainStream, ValStream, loader
 from ffnlab.training.engine import quiet_libraries, trainer_arguments
@@ -65,7 +66,8 @@ def preflight(cells: Iterable[Cell], on_cpu: bool) -> int:
                     prepare_run(cell.cfg)
                 continue
             tried.add(key)
-            _two_steps(cell.cfg, prepare_run(cell.cfg), on_cpu)
+            with clean_torch():
+                _two_steps(cell.cfg, prepare_run(cell.cfg), on_cpu)
         except Diverged:
             continue
         except UserError as error:

@@ -116,3 +116,21 @@ def lend_path(folders: list[str]) -> None:
     """Let processes started from here import what this one can: the project, and a block beside the command."""
     known = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*known, *folders]))
+
+
+@contextmanager
+def clean_torch() -> Iterator[None]:
+    """Settings of the whole process, which a cell's trainer may change, go back for the next cell."""
+    import torch
+
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    dtype = torch.get_default_dtype()
+    matmul = torch.get_float32_matmul_precision()
+    benchmark = torch.backends.cudnn.benchmark
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+        torch.set_default_dtype(dtype)
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.benchmark = benchmark

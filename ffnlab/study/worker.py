@@ -19,7 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from ffnlab.errors import UserError
 from ffnlab.study import manifest
 from ffnlab.study.cells import LOCKS, held, is_running, look
-from ffnlab.study.resources import one_gpu
+from ffnlab.study.resources import clean_torch, one_gpu
 
 # Names that would make every run of a worker the same W&B run.
 WANDB_IDENTITY = ("WANDB_RUN_ID", "WANDB_NAME", "WANDB_RESUME", "WANDB_RUN_GROUP", "WANDB_SWEEP_ID")
@@ -129,7 +129,7 @@ class CellTask:
                 raise UserError("the code changed while the study ran; run the command again to see which cells differ")
             resume = (run_dir / "run.json").exists()
             say(f"{name}: {'goes on' if resume else 'starts'}")
-            with _own_wandb_run(), one_gpu(cfg), _clean_torch():
+            with _own_wandb_run(), one_gpu(cfg), clean_torch():
                 # In a process of its own a cell shares the terminal with others: lines of ours instead of its table.
                 train(cfg, run_dir, resume=resume, console=Console(quiet=not self.leader.is_here))
             state = look(run_dir, {})
@@ -233,21 +233,3 @@ def _own_wandb_run() -> Iterator[None]:
         yield
     finally:
         os.environ.update(before)
-
-
-@contextmanager
-def _clean_torch() -> Iterator[None]:
-    """Settings of the whole process, which a cell's trainer may change, go back for the next cell."""
-    import torch
-
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    dtype = torch.get_default_dtype()
-    matmul = torch.get_float32_matmul_precision()
-    benchmark = torch.backends.cudnn.benchmark
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(deterministic)
-        torch.set_default_dtype(dtype)
-        torch.set_float32_matmul_precision(matmul)
-        torch.backends.cudnn.benchmark = benchmark
