@@ -31,15 +31,16 @@ def _table(analysis: Analysis, width: int) -> Table:
     """All columns where there is room, the ones that carry the verdict where there is not."""
     wide = width >= WIDE
     resampled = "p (signs)" if analysis.study.analysis == "paired" else "p (perm.)"
-    table = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("block", overflow="fold", min_width=8)
+    # In 80 columns an arm's settings go below its block, a line each, and a name is not broken within a word.
+    table = Table(header_style="dim", box=None, pad_edge=False, padding=(0, 2 if wide else 1, 0, 0))
+    table.add_column("block", overflow="fold", min_width=8 if wide else 16)
     headings = ["seeds", "val/loss", "SD", "bpb", "difference", "95% interval", "p (Holm)", resampled]
     for heading in headings if wide else ["n", "val/loss", "difference", "95% interval", "p (Holm)"]:
         table.add_column(heading, justify="right", no_wrap=heading != "seeds")
     table.add_column("verdict", no_wrap=not wide)
     for arm in analysis.arms:
         answer = arm.primary
-        row = [words.plain(arm.name)]
+        row = [words.plain(arm.name) if wide else words.plain(arm.name).replace(" · ", "\n")]
         row += [words.runs(arm), words.number(arm.mean), words.number(arm.sd), words.number(arm.bpb)] if wide else [
             str(arm.n), words.number(arm.mean)
         ]  # fmt: skip
