@@ -101,6 +101,7 @@ def test_noise_floor_crosses_the_seeds() -> None:
     assert {(cell.cfg.init_seed, cell.cfg.data_seed) for cell in cells} == {(i, j) for i in range(4) for j in range(4)}
 
 
+@pytest.mark.slow
 def test_rates_are_chosen_on_tuning_seeds_and_compared_on_fresh_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

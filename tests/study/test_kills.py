@@ -14,6 +14,7 @@ from commands import BASIC, TIMINGS, TINY, Command, manifest, results, statuses
 
 from ffnlab.training.ledger import read_points
 
+pytestmark = pytest.mark.slow  # real processes
 STUDY = [BASIC, "ffn=relu,swiglu", "seed=0,1", "study=s", *TINY]
 JOBLIB = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", *STUDY[1:]]
 
@@ -65,7 +66,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "outputs" / "s"
 
 
-@pytest.mark.slow
 def test_killed_again_and_again_a_study_ends_as_if_undisturbed(tmp_path: Path, undisturbed: Path) -> None:
     total = points_logged(undisturbed)
     for points in sorted(random.Random(5).sample(range(1, total - 5), 5)):
@@ -93,7 +93,6 @@ def test_an_interrupted_study_saves_and_goes_on(tmp_path: Path, undisturbed: Pat
     assert results(study) == results(undisturbed)
 
 
-@pytest.mark.slow
 def test_joblib_workers_end_with_a_killed_command_and_the_study_goes_on(tmp_path: Path, undisturbed: Path) -> None:
     study = tmp_path / "outputs" / "s"
     for points in (5, 60):

@@ -53,6 +53,7 @@ def test_a_launcher_runs_a_study(launcher: list[str], tmp_path: Path, one_by_one
     assert again.said.count("finished before") == 2
 
 
+@pytest.mark.slow
 def test_cells_in_one_process_do_not_touch_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a cell sets for the whole process is gone for the next one; each has a W&B run of its own."""
     import torch
