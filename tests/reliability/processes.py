@@ -39,7 +39,7 @@ _FORKS.set_forkserver_preload(["ffnlab.training", "ffnlab.cli", "ffnlab.census.p
 
 
 class Run:
-    """One process with ``train.py ARGS`` in it; its output goes to a file in ``folder``. ``NAME=""`` unsets a variable."""
+    """One process with ``train.py ARGS`` in it; it prints into a file. ``NAME=""`` unsets a variable."""
 
     def __init__(self, folder: Path, args: Sequence[str], before: Callable[[], None] | None = None, **env: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)

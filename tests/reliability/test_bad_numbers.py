@@ -37,7 +37,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, fault: Callable[[LMModule, torch.Tens
 
 def spoil_activation(value: float) -> Callable[[LMModule, torch.Tensor], torch.Tensor]:
     def fault(module: LMModule, loss: torch.Tensor) -> torch.Tensor:
-        up = module.network.blocks[1].ffn.up  # the second layer's
+        up = module.network.get_submodule("blocks.1.ffn.up")  # the second layer's
         once = up.register_forward_hook(lambda m, inputs, output: output.index_fill(-1, torch.tensor([0]), value))
         module.spoilt = once  # type: ignore[assignment]
         return loss
@@ -47,7 +47,7 @@ def spoil_activation(value: float) -> Callable[[LMModule, torch.Tensor], torch.T
 
 def spoil_gradient(value: float) -> Callable[[LMModule, torch.Tensor], torch.Tensor]:
     def fault(module: LMModule, loss: torch.Tensor) -> torch.Tensor:
-        module.network.blocks[0].ffn.down.weight.register_hook(lambda gradient: gradient * value)
+        module.network.get_parameter("blocks.0.ffn.down.weight").register_hook(lambda gradient: gradient * value)
         return loss
 
     return fault
@@ -56,7 +56,7 @@ def spoil_gradient(value: float) -> Callable[[LMModule, torch.Tensor], torch.Ten
 def spoil_weight(value: float) -> Callable[[LMModule, torch.Tensor], torch.Tensor]:
     def fault(module: LMModule, loss: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            module.network.blocks[0].attention.out.weight[0, 0] = value
+            module.network.get_parameter("blocks.0.attention.out.weight")[0, 0] = value
         return loss
 
     return fault

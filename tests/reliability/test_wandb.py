@@ -206,7 +206,7 @@ class ServiceDies:
 def test_a_key_in_the_environment_reaches_no_file(tmp_path: Path) -> None:
     """Nor do other secrets that people keep there; W&B's own files are looked through as well."""
     secrets = {"WANDB_API_KEY": KEY, "HF_TOKEN": "hf_" + "s3cr3t" * 6, "AWS_SECRET_ACCESS_KEY": "aws+" + "s3cr3t" * 6}
-    run = Run(tmp_path, [*TINY, "logger=wandb", "hydra.run.dir=run"], WANDB_MODE="offline", **secrets)
+    run = Run(tmp_path, [*TINY, "logger=wandb", "hydra.run.dir=run"], before=None, WANDB_MODE="offline", **secrets)
     assert run.wait(180) == 0, run.said
     for path in [*(tmp_path / "run").rglob("*"), tmp_path / "output.txt"]:
         if path.is_file():
