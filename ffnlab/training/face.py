@@ -28,6 +28,10 @@ def parameters_by_part(network: LanguageModel) -> dict[str, int]:
     return parts | {"total": sum(parts.values())}
 
 
+def _share(part: float) -> str:
+    return f"{part:.0%} of parameters" if part >= 0.005 or part == 0 else "under 1% of parameters"
+
+
 def run_table(
     cfg: RunConfig,
     budget: Budget,
@@ -44,7 +48,7 @@ def run_table(
     total = parameters["total"]
     for part in ("embeddings", "attention", "ffn", "norms", "head"):
         note = "tied to the embeddings" if part == "head" and not parameters[part] else ""
-        table.add_row(part, f"{parameters[part]:,}", note or f"{parameters[part] / total:.0%} of parameters")
+        table.add_row(part, f"{parameters[part]:,}", note or _share(parameters[part] / total))
     table.add_row("total", f"{total:,}", "parameters")
     table.add_row(
         "d_ff", f"{budget.d_ff:,}", f"for d_model {cfg.model.d_model}, to a multiple of {cfg.budget.multiple_of}"

@@ -1,5 +1,6 @@
-"""What a person sees while a run trains: a bar in a terminal, one line per validation anywhere."""
+"""What a person sees while a run trains: a bar in a terminal, a line now and then in a file."""
 
+import time
 from typing import Any
 
 import lightning
@@ -8,17 +9,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ffnlab.training.metrics import Curves
 
+LINE_EVERY_S = 30.0  # where there is no terminal: a log is read later, and grows slowly
+
 
 class ProgressLine(lightning.Callback):
-    """``step x of y, loss, tokens/s, time left``; no bar where there is no terminal."""
+    """``step x of y, loss, tokens/s, time left``: a bar in a terminal, else a line every half minute."""
 
     def __init__(self, console: Console, curves: Curves) -> None:
         self.console, self.curves = console, curves
         self._bar: Progress | None = None
         self._task: Any = None
+        self._said = time.monotonic()
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         """Open the bar at the step where the run stands."""
+        self._said = time.monotonic()
         if not trainer.is_global_zero or not self.console.is_terminal:
             return
         self._bar = Progress(
@@ -39,12 +44,19 @@ class ProgressLine(lightning.Callback):
     ) -> None:
         """Move the bar; its figures change when a point was logged."""
         if self._bar is not None:
-            last = self.curves.last
-            figures = f"loss {last['train/loss']:.3f}  {last['tokens_per_s']:,.0f} tokens/s" if last else ""
-            self._bar.update(self._task, completed=trainer.global_step, figures=figures)
+            self._bar.update(self._task, completed=trainer.global_step, figures=self._figures())
+        elif trainer.is_global_zero and time.monotonic() - self._said > LINE_EVERY_S:
+            self._said = time.monotonic()
+            line = f"step {trainer.global_step:>6} of {trainer.max_steps}  {self._figures()}".rstrip()
+            self.console.print(line, highlight=False)
+
+    def _figures(self) -> str:
+        last = self.curves.last
+        return f"loss {last['train/loss']:.3f}  {last['tokens_per_s']:,.0f} tokens/s" if last else ""
 
     def on_validation_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         """One line for each validation on the way."""
+        self._said = time.monotonic()
         if trainer.is_global_zero and trainer.state.fn == "fit":
             metrics = pl_module.val_metrics
             self.console.print(
