@@ -60,6 +60,15 @@ class TextTokens:
         """UTF-8 bytes of validation text a target stands for."""
         return self.val_bytes / self.n_val_tokens if self.reversible else None
 
+    def unigram_loss(self) -> float:
+        """Nats per validation token of a model that knows how often each token occurs in training, and no more.
+
+        Counts have one added to each, so that a token never met has a price too. A network that learned anything from
+        context lies well below.
+        """
+        counts = np.bincount(self.train[1:], minlength=self.vocab_size) + 1
+        return float(-np.log(counts / counts.sum())[self.val[1:]].mean())
+
     def batch(self, data_seed: int, step: int, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Training batch number ``step``: (inputs_BT, targets_BT), a pure function of its arguments."""
         return windows(self.train, data_seed, step, batch_size, self.context_length)

@@ -65,7 +65,7 @@ def run_table(
 
 
 def say_result(
-    console: Console, cfg: RunConfig, run_dir: Path, result: dict[str, float], wandb_dir: Path | None
+    console: Console, run_dir: Path, result: dict[str, float], unigram_loss: float | None, wandb_dir: Path | None
 ) -> None:
     """Where the run's files are and how to look at them."""
     line = f"val/loss {result['val/loss']:.4f} nats per token"
@@ -77,6 +77,9 @@ def say_result(
         highlight=False,
         soft_wrap=True,
     )
+    if unigram_loss is not None:
+        line = f"a unigram model of the same tokens: {unigram_loss:.4f} nats per token"
+        console.print(line, highlight=False, soft_wrap=True)
     console.print(f"run       {run_dir}", highlight=False, soft_wrap=True)
     console.print(f"sample    python scripts/sample.py {run_dir} --prompt 'To be'", highlight=False, soft_wrap=True)
     if wandb_dir is not None:

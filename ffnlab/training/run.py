@@ -20,6 +20,7 @@ from ffnlab.census import NonFiniteError
 from ffnlab.census.callback import CensusCallback
 from ffnlab.composition import fresh_run_name
 from ffnlab.config import RunConfig, to_plain
+from ffnlab.data import TextTokens
 from ffnlab.errors import UserError
 from ffnlab.ffn import locate
 from ffnlab.run_dir import check_run_dir
@@ -154,7 +155,7 @@ def _train(
         close_wandb(wandb_logger, result, failed=not result)
     if first:
         wandb_dir = Path(wandb_logger.experiment.settings.sync_dir) if wandb_logger is not None else None
-        say_result(console, cfg, run_dir, result, wandb_dir)
+        say_result(console, run_dir, result, ledger.record.get("unigram_loss"), wandb_dir)
     return result
 
 
@@ -270,6 +271,7 @@ def _record(cfg: RunConfig, prepared: Prepared) -> dict[str, Any]:
         "steps": prepared.n_steps,
         "tokens": prepared.n_steps * prepared.tokens_per_step,
         "flops_per_token": prepared.flops_per_token,
+        "unigram_loss": prepared.data.unigram_loss() if isinstance(prepared.data, TextTokens) else None,
         "budget": prepared.budget.as_dict(),
         "parameters": parameters_by_part(prepared.network),
         "hashes": prepared.hashes,

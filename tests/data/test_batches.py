@@ -94,3 +94,14 @@ def test_validation_windows_cover_every_target_once_in_order(
 @pytest.mark.parametrize("tokens", [np.zeros(0, np.uint16), np.zeros(1, np.uint16)])
 def test_a_stream_without_targets_has_no_windows(tokens: np.ndarray) -> None:
     assert list(val_windows(tokens, 4, 2)) == []
+
+
+def test_the_unigram_loss_of_a_worked_example() -> None:
+    from types import SimpleNamespace
+
+    from ffnlab.data.token_files import TextTokens
+
+    # After the first mark: 0 twice, 1 once, 2 never; one added to each count makes 3, 2, 1 of 6.
+    data = SimpleNamespace(train=np.array([2, 0, 0, 1]), val=np.array([2, 0, 1, 2]), vocab_size=3)
+    expected = -(np.log(3 / 6) + np.log(2 / 6) + np.log(1 / 6)) / 3
+    assert abs(TextTokens.unigram_loss(data) - expected) < 1e-12
