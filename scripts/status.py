@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from ffnlab.cli import guarded
+from ffnlab.errors import UserError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,7 +38,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
 
     try:
-        return guarded(show)
+        return show()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 0
 

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from filelock import FileLock, Timeout
 
-from ffnlab.config import RunConfig, to_plain
 from ffnlab.errors import UserError
-from ffnlab.training.ledger import now, read_json
+
+# The state of a study is looked at while it runs, so that reading it must not cost an import of torch.
+if TYPE_CHECKING:
+    from ffnlab.config import RunConfig
 
 Status = Literal["missing", "unfinished", "finished", "failed", "diverged"]
 
@@ -34,11 +36,13 @@ class Cell:
 
     name: str
     overrides: list[str]
-    cfg: RunConfig
+    cfg: "RunConfig"
 
 
-def identity(cfg: RunConfig) -> dict[str, Any]:
+def identity(cfg: "RunConfig") -> dict[str, Any]:
     """The resolved configuration without machine and logging keys."""
+    from ffnlab.config import to_plain
+
     values = to_plain(cfg)
     del values["logger"], values["study"]
     for section, keys in MACHINE.items():
@@ -46,12 +50,12 @@ def identity(cfg: RunConfig) -> dict[str, Any]:
     return values
 
 
-def configuration(cfg: RunConfig) -> str:
+def configuration(cfg: "RunConfig") -> str:
     """A hash of what cells that differ in their seeds alone have in common."""
     return _hash({key: value for key, value in identity(cfg).items() if key not in SEEDS})
 
 
-def cell_name(cfg: RunConfig) -> str:
+def cell_name(cfg: "RunConfig") -> str:
     """``swiglu-s3-1a2b3c4d``: the block, the seed, a hash of ``identity``."""
     block = re.sub(r"[^\w.-]+", "-", cfg.ffn.name)
     return f"{block}-s{cfg.seed}-{_hash(identity(cfg))[:8]}"
@@ -82,6 +86,21 @@ class State:
         return str((self.record.get("hashes") or {}).get("data") or "")
 
 
+def read_record(path: Path) -> dict[str, Any]:
+    """One JSON object of a study's records, read without what a run itself needs.
+
+    Raises:
+        UserError: it is missing or damaged.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path} does not hold a JSON object")
+    return value
+
+
 def look(run_dir: Path, entry: dict[str, Any]) -> State:
     """The state of the cell in ``run_dir``; ``entry`` is its line in the manifest.
 
@@ -92,9 +111,9 @@ def look(run_dir: Path, entry: dict[str, Any]) -> State:
     result: dict[str, Any] = {}
     try:
         if (run_dir / "run.json").exists():
-            record = read_json(run_dir / "run.json")
+            record = read_record(run_dir / "run.json")
         if record and (run_dir / "result.json").exists():
-            result = read_json(run_dir / "result.json")
+            result = read_record(run_dir / "result.json")
     except UserError:
         damaged, record = True, {}
     if result:
@@ -138,6 +157,8 @@ def put_aside(study_dir: Path, name: str, seen: State) -> None:
 
     Not if another process has it now, or has begun it afresh since it was ``seen``.
     """
+    from ffnlab.training.ledger import now
+
     run_dir = study_dir / name
     try:
         with cell_lock(study_dir, name).acquire(timeout=0):

@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ffnlab.errors import UserError
-from ffnlab.study import manifest
-from ffnlab.study.cells import is_running, look
+from ffnlab.study.cells import is_running, look, read_record
 
+MANIFEST = "study.json"
 TAIL_BYTES = 65_536
 STYLES = {"finished": "green", "running": "cyan", "failed": "red", "diverged": "red", "stopped": "yellow"}
 
@@ -44,9 +44,10 @@ def survey(study_dir: Path) -> list[CellProgress]:
     Raises:
         UserError: there is no study there.
     """
-    if not (study_dir / manifest.NAME).exists():
-        raise UserError(f"{study_dir} is no study: it has no {manifest.NAME}. Give the folder, as in outputs/NAME.")
-    return [_progress(study_dir, name, entry) for name, entry in manifest.entries(study_dir).items()]
+    path = study_dir / MANIFEST
+    if not path.exists():
+        raise UserError(f"{study_dir} is no study: it has no {MANIFEST}. Give the folder, as in outputs/NAME.")
+    return [_progress(study_dir, name, entry) for name, entry in (read_record(path).get("cells") or {}).items()]
 
 
 def _progress(study_dir: Path, name: str, entry: dict[str, Any]) -> CellProgress:

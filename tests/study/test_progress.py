@@ -1,6 +1,8 @@
 """The view of a study that runs, stands still, or is done."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,3 +85,9 @@ def test_time_left_is_shared_by_the_cells_that_run() -> None:
     assert time_left([finished, waiting]) is None
     assert time_left([cell("running", 0, None)]) is None
     assert [duration(s) for s in (12, 600, 7500)] == ["12 s", "10 min", "2 h 05 min"]
+
+
+def test_looking_needs_neither_torch_nor_a_configuration() -> None:
+    code = "import sys, ffnlab.study.progress; print([m for m in ('torch', 'lightning', 'hydra') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
