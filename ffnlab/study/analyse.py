@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ffnlab.errors import UserError
-from ffnlab.study import rates, statistics
+from ffnlab.study import rates, remarks, statistics
 from ffnlab.study.checks import Problem, problems, refuse_unequal
 from ffnlab.study.load import Study
 from ffnlab.study.noise import NoiseFloor, noise_floor
@@ -96,6 +96,8 @@ class Analysis:
     tuning_seeds: list[int] = field(default_factory=list)
     noise: NoiseFloor | None = None
     compared: "pd.DataFrame | None" = None  # the cells that entered the comparison
+    scale: str = ""  # model, tokens and seeds in a phrase
+    outlying: list[remarks.Outlying] = field(default_factory=list)
 
     @property
     def baseline(self) -> Arm:
@@ -131,7 +133,7 @@ def analyse(study: Study) -> Analysis:
     family = sum(not math.isnan(a.primary.p) for a in arms if a.primary)
     return Analysis(
         study=study,
-        problems=found,
+        problems=found + remarks.speed_problems(arms),
         arms=arms,
         correlations={a: {b: float(correlations[b][a]) for b in study.arms} for a in study.arms},
         comparisons=family,
@@ -140,6 +142,8 @@ def analyse(study: Study) -> Analysis:
         tuning_seeds=tuning,
         noise=noise,
         compared=cells,
+        scale=remarks.scale(arms, cells, remarks.data_names(study), crossed=noise is not None),
+        outlying=remarks.outlying(cells),
     )
 
 

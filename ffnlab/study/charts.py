@@ -89,7 +89,7 @@ def loss_curves(analysis: Analysis, curves: "pd.DataFrame", axis: str) -> Spec |
     x = alt.X(
         "x:Q",
         title=AXES[axis],
-        scale=alt.Scale(zero=True),
+        scale=alt.Scale(zero=False),  # the first quarter is left out
         axis=alt.Axis(format="~s", labelExpr=ZERO, tickCount=5, grid=False),
     )
     y_scale = alt.Scale(domain=[bottom - pad, top + pad], zero=False, nice=False)
@@ -217,8 +217,11 @@ def seed_points(analysis: Analysis) -> Spec | None:
     return _spec(alt.layer(points, ticks).add_params(_pick()), _rows_height(len(order)))
 
 
-def dead_maps(analysis: Analysis, curves: "pd.DataFrame", metric: str = "dead/rel") -> dict[str, Spec]:
-    """One heat map an arm: layers down, steps across, ``metric`` (mean over seeds) as colour, one scale for all."""
+def dead_maps(analysis: Analysis, curves: "pd.DataFrame", metric: str = "dead/rel") -> dict[str, Spec | None]:
+    """One heat map an arm: layers down, steps across, ``metric`` (mean over seeds) as colour, one scale for all.
+
+    None for an arm that has the figure and is 0 everywhere: such a map shows nothing.
+    """
     points = curves[(curves["metric"] == metric) & (curves["layer"] >= 0)]
     if analysis.compared is not None:
         points = points[points["cell"].isin(analysis.compared["cell"])]
@@ -226,12 +229,15 @@ def dead_maps(analysis: Analysis, curves: "pd.DataFrame", metric: str = "dead/re
         return {}
     mean = points.groupby(["arm", "layer", "step"], sort=True)["value"].agg(["mean", "size"]).reset_index()
     top = float(mean["mean"].max()) or 1.0
-    maps = {}
+    maps: dict[str, Spec | None] = {}
     step_axis = alt.Axis(labelAngle=0, labelOverlap=True, format="~s", ticks=False, domain=False)
     legend = alt.Legend(format=".1%", gradientLength=160)
     for arm in analysis.arms:
         own = mean[mean["arm"] == arm.name]
         if own.empty:
+            continue
+        if not own["mean"].any():
+            maps[arm.name] = None
             continue
         rows = [
             {"layer": int(r["layer"]), "step": int(r["step"]), "share": float(r["mean"]), "seeds": int(r["size"])}

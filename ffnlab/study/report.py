@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 CHARTS = "charts"  # the folder of PNGs beside the report
 GROUPS = ("differences", "noise", "rates", "other", "curves", "dead", "profiles")
+CENSUS_TOKENS = "census/n"
+VARIANT = re.compile(r"_n\d+$")
 MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~&!])")
 
 
@@ -48,6 +51,7 @@ class Page:
     key: str
     analysis: Analysis
     groups: dict[str, list[Figure]]
+    never_dead: list[str]  # arms without a dead neuron at any census
 
 
 def write_report(
@@ -107,7 +111,8 @@ def page(analysis: Analysis, curves: "pd.DataFrame", prefix: str = "") -> Page:
         "thin one stays clear of zero, the verdict is better or worse.",
         charts.forest(analysis),
     )  # fmt: skip
-    add("differences", "seeds", "Every seed", "One point a run, the bar is the mean.", charts.seed_points(analysis))
+    seeds = f"One point a run, the bar is the mean. {words.outlying(analysis)}".strip()
+    add("differences", "seeds", "Every seed", seeds, charts.seed_points(analysis))
     add(
         "rates",
         "rates",
@@ -130,8 +135,12 @@ def page(analysis: Analysis, curves: "pd.DataFrame", prefix: str = "") -> Page:
         charts.forest(analysis, 1),
     )
     for axis, label in charts.AXES.items():
-        add("curves", f"loss-{axis}", f"Against {label}", "", charts.loss_curves(analysis, curves, axis))
-    for arm, spec in charts.dead_maps(analysis, curves).items():
+        caption = words.WALL_CLOCK if axis == "seconds" else ""
+        add("curves", f"loss-{axis}", f"Against {label}", caption, charts.loss_curves(analysis, curves, axis))
+    maps = charts.dead_maps(analysis, curves)
+    for arm, spec in maps.items():
+        if spec is None:
+            continue
         top = spec["encoding"]["color"]["scale"]["domain"][1]
         add("dead", f"dead-{arm}", words.plain(arm), f"Full colour is {words.percent(top)}.", spec)
     for metric, spec in charts.profiles(analysis).items():
@@ -144,7 +153,7 @@ def page(analysis: Analysis, curves: "pd.DataFrame", prefix: str = "") -> Page:
                 name, n = f"{figure.key}-{n}", n + 1
             taken.add(name)
             figures[i] = dataclasses.replace(figure, key=name)
-    return Page(prefix or "study", analysis, groups)
+    return Page(prefix or "study", analysis, groups, [words.plain(arm) for arm, spec in maps.items() if spec is None])
 
 
 def _slug(name: str) -> str:
@@ -154,6 +163,18 @@ def _slug(name: str) -> str:
 def escape_markdown(text: object) -> str:
     """A name as plain text in Markdown, whatever it holds."""
     return MARKDOWN.sub(r"\\\1", words.plain(text)).replace("\\<", "&lt;").replace("\\>", "&gt;")
+
+
+def markdown_code(text: object) -> str:
+    """A command to copy, in a code span; what holds markup or backticks of its own stays escaped text."""
+    shown = words.plain(text)
+    return escape_markdown(shown) if re.search(r"[`<>]", shown) or not shown.strip() else f"`{shown}`"
+
+
+def _method() -> str:
+    """How to read a report, as Markdown, from the same text as the page's."""
+    text = resources.files("ffnlab.study").joinpath("templates/method.html").read_text(encoding="utf-8")
+    return re.sub(r"</?p>\s*", "\n", text).strip().replace("\n\n\n", "\n\n")
 
 
 def environment() -> "jinja2.Environment":
@@ -168,6 +189,7 @@ def environment() -> "jinja2.Environment":
         undefined=jinja2.StrictUndefined,
     )
     env.filters["md"] = escape_markdown
+    env.filters["code"] = markdown_code
     env.filters["plain"] = words.plain
     env.filters["without_legend"] = chart_theme.without_legend
     env.globals["w"] = words
@@ -182,13 +204,25 @@ def render(template: str, pages: list[Page], pictures: bool = True) -> str:
         themes={scheme: chart_theme.theme(scheme, legend=False) for scheme in chart_theme.PALETTES},
         javascript=chart_theme.javascript() if template.endswith("html.j2") else "",
         facts=provenance, figure_names=figure_names, names=charts.names,
+        census_tokens=census_tokens, method=_method(),
     )  # fmt: skip
 
 
 def figure_names(analysis: Analysis) -> list[str]:
-    """Census figures that any arm has, the size of the token set last."""
-    found = {name for arm in analysis.arms for name in arm.figures}
+    """Census figures to show: all that any arm has but the variants at other thresholds, which report.json keeps.
+
+    The size of the token set comes last, and only where it differs: then figures cannot be compared.
+    """
+    found = {name for arm in analysis.arms for name in arm.figures if not VARIANT.search(name)}
+    if census_tokens(analysis):
+        found.discard(CENSUS_TOKENS)
     return sorted(found, key=lambda name: (name.startswith("census/"), name))
+
+
+def census_tokens(analysis: Analysis) -> str:
+    """The number of tokens that every final census looked at; empty where they differ or there was none."""
+    sizes = {arm.figures[CENSUS_TOKENS] for arm in analysis.arms if CENSUS_TOKENS in arm.figures}
+    return f"{sizes.pop():,.0f}" if len(sizes) == 1 else ""
 
 
 def provenance(analysis: Analysis) -> list[tuple[str, str]]:
@@ -242,7 +276,8 @@ def _study_json(analysis: Analysis) -> dict[str, Any]:
         "comparisons": analysis.comparisons,
         "headline": words.headline(analysis),
         "provenance": dict(provenance(analysis)),
-        "problems": [dataclasses.asdict(problem) for problem in analysis.problems],
+        "scale": analysis.scale,
+        "problems": [dataclasses.asdict(problem) for problem in analysis.problems if problem.kind != "speed"],
         "limits": analysis.limits,
         "arms": [_arm_json(arm, analysis) for arm in analysis.arms],
         "correlations": analysis.correlations,
@@ -251,7 +286,9 @@ def _study_json(analysis: Analysis) -> dict[str, Any]:
         "tuning_seeds": analysis.tuning_seeds,
         "noise": None,
         "cells": {str(row["cell"]): {c: row[c] for c in columns} for row in cells.to_dict("records")},
+        "outlying": [dataclasses.asdict(run) for run in analysis.outlying],
         "timing": {
+            "problems": [dataclasses.asdict(problem) for problem in analysis.problems if problem.kind == "speed"],
             "arms": {arm.name: {"tokens_per_s": arm.tokens_per_s} for arm in analysis.arms},
             "cells": {
                 str(row["cell"]): {"seconds": row["seconds"], "tokens_per_s": row["tokens_per_s"]}

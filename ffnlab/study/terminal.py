@@ -17,12 +17,15 @@ def show(analysis: Analysis, console: Console | None = None) -> None:
     """Problems in red, the table, the sentences."""
     console = console or Console()
     console.print(f"\n[bold]{escape(words.plain(analysis.study.name))}[/]  {escape(words.headline(analysis))}")
+    console.print(Text(words.plain(analysis.scale), style="dim"))
     for problem in analysis.problems:
         console.print(Text(f"! {words.plain(problem.text)}", style="red"))
     console.print(_noise(analysis) if analysis.noise else _table(analysis, console.width))
     for arm in analysis.arms:
         if arm.primary:
             console.print(Text(f"- {words.sentence(arm, analysis)}"))
+    if far := words.outlying(analysis):
+        console.print(Text(f"  {far}", style="dim"))
     for limit in analysis.limits:
         console.print(Text(f"  {limit}", style="dim"))
 

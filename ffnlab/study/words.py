@@ -8,6 +8,7 @@ from ffnlab.study.power import MAX_SEEDS
 from ffnlab.study.statistics import BETTER, TOO_FEW, WORSE
 
 NONE = "–"
+WALL_CLOCK = "Wall clock, with whatever else the machine did; for speed use scripts/bench.py."
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
@@ -54,10 +55,15 @@ def count(value: float) -> str:
 
 
 def seeds(answer: Answer) -> str:
-    """Seeds a block that would resolve what was observed."""
-    if answer.verdict == TOO_FEW or math.isnan(answer.p):
+    """Seeds a block that would resolve what was observed; a dash where it is resolved already."""
+    if answer.verdict in (BETTER, WORSE, TOO_FEW) or math.isnan(answer.p):
         return NONE
     return f"> {MAX_SEEDS:,}" if answer.seeds_needed is None else f"{answer.seeds_needed}"
+
+
+def can_resolve(answer: Answer) -> str:
+    """The difference that the study could have found; a dash where it found one."""
+    return NONE if answer.verdict in (BETTER, WORSE) else number(answer.detectable, 3)
 
 
 def verdict(answer: Answer) -> str:
@@ -167,3 +173,16 @@ def pairing(analysis: Analysis) -> str:
         f"Variance of the difference unpaired over paired: {number(min(ratios), 2)} to {number(max(ratios), 2)}, "
         f"in the middle {number(typical, 2)}: {verdict}. With few seeds these ratios are themselves rough."
     )
+
+
+def outlying(analysis: Analysis) -> str:
+    """Which runs lie far from the others of their block; empty where none does."""
+    said = []
+    for run in analysis.outlying:
+        seed = f"seed {run.init_seed}"
+        if run.init_seed != run.data_seed:
+            seed = f"init seed {run.init_seed} with data seed {run.data_seed}"
+        way = "above" if run.distance > 0 else "below"
+        far = f"{abs(run.distance):.1f} robust SDs {way} its block's median"
+        said.append(f"{plain(run.arm)}, {seed}: {number(run.loss)}, {far}")
+    return f"Far out, and counted all the same: {'; '.join(said)}." if said else ""

@@ -69,6 +69,20 @@ def test_dead_maps_share_one_scale(study):
     assert max(r["share"] for r in rows) == domains.pop()[1]
 
 
+def test_an_arm_without_dead_neurons_has_no_map(study):
+    analysis, curves = study
+    none = curves["arm"].eq("gelu") & curves["metric"].eq("dead/rel")
+    maps = charts.dead_maps(analysis, curves.assign(value=curves["value"].mask(none, 0.0)))
+    assert maps["gelu"] is None
+    assert maps["relu"] is not None
+
+
+def test_loss_curves_begin_where_the_first_quarter_ends(study):
+    spec = charts.loss_curves(*study, "step")
+    assert min(r["x"] for r in values(spec, 0)) >= charts.LEFT_OUT * STEPS
+    assert all(layer["encoding"]["x"]["scale"]["zero"] is False for layer in spec["layer"])
+
+
 def test_profiles_are_final_values_by_layer(study):
     spec = charts.profiles(study[0])["sparsity/zero"]
     rows = values(spec, 0)

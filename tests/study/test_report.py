@@ -14,7 +14,7 @@ from synthetic import EFFECTS, cell_name, losses, write_grid, write_rates, write
 from ffnlab.study import words
 from ffnlab.study.analyse import analyse
 from ffnlab.study.load import load_study
-from ffnlab.study.report import escape_markdown, write_report
+from ffnlab.study.report import escape_markdown, figure_names, write_report
 from ffnlab.study.terminal import show
 
 ROOT = Path(__file__).parents[2]
@@ -84,13 +84,14 @@ def test_page_and_markdown_hold_every_verdict_in_words(report):
     for arm in analysis.arms:
         assert words.sentence(arm, analysis) in text
         assert escape_markdown(words.sentence(arm, analysis)) in markdown
+    assert f"`{analysis.study.command}`" in markdown  # to be copied: no escapes
     for fact in (
         "python train.py -m ffn=gelu",
         "0123456789abcdef0123456789abcdef01234567",
         analysis.study.cells["hash_data"][0],
     ):
         assert fact in text
-        assert fact.replace("_", "\\_") in markdown
+        assert fact in markdown
 
 
 class _Text(HTMLParser):
@@ -266,6 +267,82 @@ def test_script_refuses_unequal_data(tmp_path):
     assert done.returncode == 1
     assert "cannot be compared" in done.stderr
     assert not (folder / "report.json").exists()
+
+
+def test_the_scale_stands_below_the_headline(tmp_path):
+    folder = write_study(tmp_path / "s", VALUES)
+    for path in folder.glob("*/config.yaml"):
+        path.write_text(path.read_text() + "data: {kind: shakespeare}\n")
+    (analysis,) = write_report([folder], pictures=False)
+    said = "0.45 M parameters, 0.51 M tokens of shakespeare, 6 seeds"
+    assert analysis.scale == said
+    out = StringIO()
+    show(analysis, Console(file=out, width=80))
+    html = _Text.of((folder / "report.html").read_text())
+    for text in (html, (folder / "report.md").read_text(), out.getvalue()):
+        assert 0 < text.index(words.headline(analysis)[:20]) < text.index(said)
+
+
+def test_what_is_resolved_needs_no_more_seeds(report):
+    analysis = analyse(load_study(report))
+    verdicts = {}
+    for arm in analysis.arms:
+        if arm.primary:
+            blank = words.can_resolve(arm.primary) == words.seeds(arm.primary) == "–"
+            verdicts.setdefault(arm.primary.verdict, set()).add(blank)
+    assert verdicts == {"better": {True}, "not resolved": {False}}
+
+
+def test_unequal_speed_is_a_problem_and_no_part_of_the_answer(tmp_path):
+    folder = write_study(tmp_path / "s", VALUES)
+    assert analyse(load_study(folder)).problems == []
+    for seed in range(6):
+        path = folder / cell_name("relu", seed) / "result.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"tokens_per_s": 4000.0}))
+    (analysis,) = write_report([folder], pictures=False)
+    (problem,) = analysis.problems
+    assert "relu ran at 4,000 tokens/s and gelu at 16,000 for equal FLOPs" in problem.text
+    (record,) = json.loads((folder / "report.json").read_text())["studies"]
+    assert record["problems"] == []
+    assert [said["kind"] for said in record["timing"]["problems"]] == ["speed"]
+    html, markdown = _Text.of((folder / "report.html").read_text()), (folder / "report.md").read_text()
+    for text in (html, markdown):
+        assert words.WALL_CLOCK.lower() in text.lower()
+
+
+def test_a_seed_far_out_is_named_and_counted(tmp_path):
+    far = {b: dict(v) for b, v in VALUES.items()}
+    near = [v for s, v in far["swiglu"].items() if s != 4]
+    far["swiglu"][4] = max(near) + 0.5
+    (analysis,) = write_report([write_study(tmp_path / "s", far)], pictures=False)
+    assert ("swiglu", 4) in [(run.arm, run.init_seed) for run in analysis.outlying]
+    assert "swiglu, seed 4: " in words.outlying(analysis)
+    assert words.outlying(analysis) in _Text.of((tmp_path / "s" / "report.html").read_text())
+    assert next(arm for arm in analysis.arms if arm.name == "swiglu").n == 6
+    few = {b: {s: v for s, v in by.items() if s in (3, 4, 5)} for b, by in far.items()}
+    assert analyse(load_study(write_study(tmp_path / "few", few))).outlying == []
+
+
+def test_the_census_table_leaves_out_variants_and_a_constant_size(tmp_path):
+    folder = write_study(tmp_path / "s", VALUES)
+    for path in folder.glob("*/result.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"dead/rel_n16": 0.5}))
+    (analysis,) = write_report([folder], pictures=False)
+    assert figure_names(analysis)[0] == "dead/exact"
+    assert not {"dead/rel_n16", "census/n"} & set(figure_names(analysis))
+    assert "Every census looked at 65,536 tokens" in _Text.of((folder / "report.html").read_text())
+    assert "dead/rel_n16" in (folder / "report.json").read_text()
+    path = folder / cell_name("relu", 0) / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"census/n": 8192}))
+    assert figure_names(analyse(load_study(folder)))[-1] == "census/n"
+
+
+def test_both_reports_say_how_to_read_them(report):
+    text = _Text.of((report / "report.html").read_text())
+    paragraphs = (report / "report.md").read_text().split("## How to read this")[1].split("## Where")[0].split("\n\n")
+    said = [re.sub(r"\s+", " ", p).strip() for p in paragraphs if p.strip()]
+    assert len(said) >= 5
+    assert all(p in text for p in said)
 
 
 def test_words():

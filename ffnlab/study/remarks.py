@@ -1,0 +1,124 @@
+"""What a reader is told beside the verdicts: how big the study was, which runs lie far out, whose speed to distrust."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ffnlab.study.checks import Problem
+from ffnlab.study.load import Study
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from ffnlab.study.analyse import Arm
+
+FAR = 4.0  # robust standard deviations from the block's median
+MAD_TO_SD = 1.4826  # the median absolute deviation of a normal sample times this is its SD
+MIN_RUNS = 5  # with fewer, half of the runs say nothing about the rest
+SAME_FLOPS = 0.02
+SPEED_RATIO = 1.5
+
+
+@dataclass(frozen=True)
+class Outlying:
+    """A finished run far from the others of its arm: ``distance`` in robust SDs, above or below the median."""
+
+    arm: str
+    init_seed: int
+    data_seed: int
+    loss: float
+    distance: float
+
+
+def outlying(cells: "pd.DataFrame") -> list[Outlying]:
+    """Runs more than `FAR` robust SDs (MAD) from the median of their arm, which stay in every mean and test."""
+    found = []
+    for arm, rows in cells[cells["status"] == "finished"].groupby("arm", sort=False):
+        losses = rows["loss"].to_numpy(dtype=float)
+        middle = float(np.median(losses))
+        sd = MAD_TO_SD * float(np.median(np.abs(losses - middle)))
+        if len(losses) < MIN_RUNS or sd == 0:
+            continue
+        for row in rows.to_dict("records"):
+            distance = (float(row["loss"]) - middle) / sd
+            if abs(distance) > FAR:
+                found.append(
+                    Outlying(str(arm), int(row["init_seed"]), int(row["data_seed"]), float(row["loss"]), distance)
+                )
+    return found
+
+
+def speed_problems(arms: "list[Arm]") -> list[Problem]:
+    """One problem where blocks of equal FLOPs differ much in tokens/s: the machine had other work, not the block."""
+    known = [arm for arm in arms if arm.flops > 0 and arm.tokens_per_s > 0]  # NaN is not above 0
+    pairs = [
+        (slow, fast)
+        for slow in known
+        for fast in known
+        if abs(slow.flops - fast.flops) <= SAME_FLOPS * fast.flops
+        and fast.tokens_per_s > SPEED_RATIO * slow.tokens_per_s
+    ]
+    if not pairs:
+        return []
+    slow, fast = max(pairs, key=lambda pair: pair[1].tokens_per_s / pair[0].tokens_per_s)
+    text = (
+        f"Speeds are not comparable: {slow.name} ran at {slow.tokens_per_s:,.0f} tokens/s and {fast.name} at "
+        f"{fast.tokens_per_s:,.0f} for equal FLOPs, as happens when cells run beside other work. "
+        "For speed use scripts/bench.py."
+    )
+    return [Problem("speed", text)]
+
+
+def data_names(study: Study) -> list[str]:
+    """What the cells were trained on, from their configurations; one cell is read for each data hash."""
+    import yaml
+
+    names: dict[str, None] = {}
+    for cell in study.cells.drop_duplicates("hash_data")["cell"]:
+        path = study.path / str(cell) / "config.yaml"
+        content = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None
+        data = content.get("data") if isinstance(content, dict) else None
+        if isinstance(data, dict) and (name := _data_name(data)):
+            names[name] = None
+    return list(names)
+
+
+def _data_name(data: dict[str, Any]) -> str:
+    kind = str(data.get("kind") or "")
+    if kind == "text":
+        paths = data.get("paths") or []
+        return ", ".join(Path(str(path)).name for path in ([paths] if isinstance(paths, str) else paths)) or kind
+    if kind == "hub":
+        return str(data.get("repo") or kind)
+    return "the copy task" if kind == "copy" else kind
+
+
+def scale(arms: "list[Arm]", cells: "pd.DataFrame", data: list[str], crossed: bool) -> str:
+    """``0.65 M parameters, 0.51 M tokens of shakespeare, 6 seeds``; what is not recorded is left out."""
+    parts = []
+    if params := _range([arm.params for arm in arms]):
+        parts.append(f"{params} parameters")
+    if tokens := _range([float(value) for value in cells["tokens"]]):
+        parts.append(f"{tokens} tokens" + (f" of {' and '.join(data)}" if data else ""))
+    number, what = (len(cells), "run") if crossed else (cells["seed"].nunique(), "seed")
+    parts.append(f"{number} {what}{'' if number == 1 else 's'}")
+    return ", ".join(parts)
+
+
+def _range(values: list[float]) -> str:
+    """``0.65 M``, or ``0.65 M to 1.20 M`` where arms differ by what two decimals show."""
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return ""
+    low, high = _size(min(known)), _size(max(known))
+    return low if low == high else f"{low} to {high}"
+
+
+def _size(value: float) -> str:
+    for unit, letter in ((1e9, "G"), (1e5, "M")):
+        if value >= unit:
+            return f"{value / max(unit, 1e6):.2f} {letter}"
+    return f"{value:,.0f}"
