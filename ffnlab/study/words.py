@@ -182,7 +182,7 @@ def outlying(analysis: Analysis) -> str:
         seed = f"seed {run.init_seed}"
         if run.init_seed != run.data_seed:
             seed = f"init seed {run.init_seed} with data seed {run.data_seed}"
-        way = "above" if run.distance > 0 else "below"
-        far = f"{abs(run.distance):.1f} robust SDs {way} its block's median"
-        said.append(f"{plain(run.arm)}, {seed}: {number(run.loss)}, {far}")
-    return f"Far out, and counted all the same: {'; '.join(said)}." if said else ""
+        said.append(f"{plain(run.arm)} {seed} ({signed(run.distance, 1)})")
+    if not said:
+        return ""
+    return f"Far from its block's median (in robust SDs), and counted all the same: {', '.join(said)}."

@@ -316,7 +316,7 @@ def test_a_seed_far_out_is_named_and_counted(tmp_path):
     far["swiglu"][4] = max(near) + 0.5
     (analysis,) = write_report([write_study(tmp_path / "s", far)], pictures=False)
     assert ("swiglu", 4) in [(run.arm, run.init_seed) for run in analysis.outlying]
-    assert "swiglu, seed 4: " in words.outlying(analysis)
+    assert "swiglu seed 4 (+" in words.outlying(analysis)
     assert words.outlying(analysis) in _Text.of((tmp_path / "s" / "report.html").read_text())
     assert next(arm for arm in analysis.arms if arm.name == "swiglu").n == 6
     few = {b: {s: v for s, v in by.items() if s in (3, 4, 5)} for b, by in far.items()}
