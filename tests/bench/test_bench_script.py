@@ -29,7 +29,7 @@ def test_race_and_split(tmp_path: Path, tiny: list[str]) -> None:
     done = bench("--parts", "race", "split", "--contenders", *names, *sizes, *tiny, "train.val_every=4")
     assert done.returncode == 0, done.stderr
     assert "ffnlab / x-transformers" in done.stdout
-    assert "largest that is no matrix product" in done.stdout
+    assert "<- largest that is no matrix product" in done.stdout
     (race,) = json.loads(path.read_text())["races"]
     assert set(race["records"]) == set(names)
     assert all(len(record["seconds"]) == 3 for record in race["records"].values())
