@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         from ffnlab.bench.measure import measure
         from ffnlab.bench.report import print_report, write_json
 
-        console = Console()
+        console = Console() if sys.stdout.isatty() else Console(width=120)  # a log should not break lines
         report = measure(args, say=lambda what: console.print(f"[dim]{what} ...[/dim]"))
         print_report(report, console)
         write_json(report, args.json)
