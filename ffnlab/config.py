@@ -69,8 +69,8 @@ class TrainConfig:
 
     ``batch_size`` counts the sequences of one optimiser step, over all devices and accumulated parts, so the losses do
     not depend on how a step is cut up. ``val_tokens`` is the fixed part of the validation set that is read on the way;
-    the final validation reads the whole set. Left out, ``val_every`` is 250 steps, and a twentieth of a run of more than
-    5,000: so that validation and census stay a small share of a long run.
+    the final validation reads the whole set. Left out, ``val_every`` is 250 steps, and a twentieth of a run of
+    more than 5,000: so that validation and census stay a small share of a long run.
     """
 
     tokens: PositiveInt = 1_536_000

@@ -1,9 +1,12 @@
 """The command line, in real processes: what is refused, how, and what is left behind."""
 
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Run
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 CASES = [
     (["ffn=swiglue"], "ffn=swiglue is unknown (did you mean swiglu?); choose one of bilinear, geglu, gelu"),
