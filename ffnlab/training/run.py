@@ -173,7 +173,6 @@ def _fit(
     module = LMModule(prepared.network, cfg.optim, prepared.n_steps, prepared.data.bytes_per_token)
     if cfg.train.compile:
         prepared.network.compile()
-    torch.set_flush_denormal(True)
     keep_freed_memory()
     checkpoints = Checkpoints(ledger)
     interruption.save = checkpoints.save
@@ -215,6 +214,7 @@ def _fit(
     partly = ValStream(prepared.data, cfg.train.val_batch_size, cfg.train.val_tokens, world, rank)
     wholly = ValStream(prepared.data, cfg.train.val_batch_size, None, world, rank)
     ledger.restart_clock()
+    torch.set_flush_denormal(True)  # numbers too small to matter cost a CPU much time
     try:
         trainer.fit(
             module,
@@ -231,6 +231,8 @@ def _fit(
         if trainer.strategy.launcher is not None:
             trainer.strategy.launcher.kill(signal.SIGTERM)
         raise
+    finally:
+        torch.set_flush_denormal(False)  # the process may have other work, with numbers of its own
     weights = module.whole_network().state_dict()
     if trainer.is_global_zero:
         _save_weights(weights, ledger.run_dir)

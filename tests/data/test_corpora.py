@@ -299,6 +299,7 @@ def test_an_empty_validation_split_is_refused(tmp_path: Path, hub_set: Path) -> 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://no-such-host.invalid"])
 def test_the_hub_out_of_reach_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
     monkeypatch.setattr("datasets.config.HF_ENDPOINT", endpoint)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: pytest.fail("must not even be tried"))
     with pytest.raises(UserError, match=r"cannot reach the hub .* for roneneldan/TinyStories") as refusal:
         prepare(HubData(repo="roneneldan/TinyStories"), 16, tmp_path / "cache")

@@ -107,7 +107,7 @@ def test_a_dead_gradient_never_moves(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return x.detach() + self.ffn(self.ffn_norm(x.detach())).detach()
 
     monkeypatch.setattr(Block, "forward", forward)
-    monkeypatch.setattr("ffnlab.model.language_model.F.cross_entropy", _through_a_detached_head)
+    monkeypatch.setattr("ffnlab.model.head_loss.F.cross_entropy", _through_a_detached_head)
     message = failure(tmp_path / "run", "never moved", steps=12)
     assert "dead gradient, none reaches blocks.0.attention.out.weight, blocks.0.attention.qkv.weight" in message
 

@@ -183,3 +183,11 @@ def test_settings_that_cannot_run(override: str, words: str, tiny: list[str], tm
     with pytest.raises(UserError, match=words):
         train(compose([*overrides, override]), tmp_path / "run", console=QUIET)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_leaves_the_process_as_it_was(tiny: list[str], tmp_path: Path) -> None:
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    train(compose(tiny), tmp_path / "run", console=QUIET)
+    assert torch.tensor(1e-40).mul(1.0).item() != 0.0  # denormals are flushed while it trains, and not after
+    assert torch.get_num_threads() == before[0]
+    assert torch.are_deterministic_algorithms_enabled() == before[1]
