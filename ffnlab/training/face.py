@@ -81,7 +81,9 @@ def say_result(
         line = f"a unigram model of the same tokens: {unigram_loss:.4f} nats per token"
         console.print(line, highlight=False, soft_wrap=True)
     console.print(f"run       {run_dir}", highlight=False, soft_wrap=True)
-    console.print(f"sample    python scripts/sample.py {run_dir} --prompt 'To be'", highlight=False, soft_wrap=True)
+    if unigram_loss is not None:  # it was text that was learned
+        line = f"sample    python scripts/sample.py {run_dir} --prompt 'To be'"
+        console.print(line, highlight=False, soft_wrap=True)
     if wandb_dir is not None:
         console.print(
             f"W&B       wandb sync {wandb_dir}   or   wandb leet {wandb_dir}", highlight=False, soft_wrap=True
