@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from commands import BASIC, TIMINGS, TINY, Command, manifest, results, statuses
 
+from ffnlab.study.report import write_report
 from ffnlab.training.ledger import read_points
 
 pytestmark = pytest.mark.slow  # real processes
@@ -45,6 +46,13 @@ def curves(study_dir: Path) -> dict[str, list[dict[str, Any]]]:
     }
 
 
+def report(study_dir: Path, out: Path) -> list[dict[str, Any]]:
+    """The content of report.json without what depends on how fast the machine was."""
+    write_report([study_dir], out, pictures=False)
+    studies = json.loads((out / "report.json").read_text(encoding="utf-8"))["studies"]
+    return [{key: value for key, value in study.items() if key != "timing"} for study in studies]
+
+
 def run(folder: Path, args: list[str], **env: str) -> Command:
     command = Command(folder, ["-m", *args], **env)
     assert command.wait() == 0, command.said
@@ -76,6 +84,7 @@ def test_killed_again_and_again_a_study_ends_as_if_undisturbed(tmp_path: Path, u
     assert "goes on" in command.said
     assert results(study) == results(undisturbed)
     assert curves(study) == curves(undisturbed)
+    assert report(study, tmp_path / "report") == report(undisturbed, tmp_path / "undisturbed")
 
 
 def test_an_interrupted_study_saves_and_goes_on(tmp_path: Path, undisturbed: Path) -> None:
