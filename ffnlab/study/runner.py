@@ -38,7 +38,7 @@ class Plan:
 
     cells: list[Cell]
     states: dict[str, State]
-    todo: list[Cell]
+    to_run: list[Cell]
     afresh: list[str]  # cells whose directory is put aside first
     kept_stale: list[str]
 
@@ -80,23 +80,23 @@ def _run_cells(
     manifest.check_declared(study_dir, settings, cells)
     plan = _plan(study_dir, cells, settings)
     _say_plan(study_dir, plan)
-    if plan.todo:
+    if plan.to_run:
         started = time.perf_counter()
         here = not several or resources.dies_with_command(sweep.master.hydra.launcher)
         here = here or not resources.in_background(sweep.master.hydra.launcher)
-        count = preflight(plan.todo, on_cpu=not here)
+        count = preflight(plan.to_run, on_cpu=not here)
         tried = f"{count} configuration{'s' if count > 1 else ''} tried for two steps"
-        worker.say(f"{len(plan.todo)} to run; {tried}, in {time.perf_counter() - started:.0f} s")
+        worker.say(f"{len(plan.to_run)} to run; {tried}, in {time.perf_counter() - started:.0f} s")
     study_dir.mkdir(parents=True, exist_ok=True)
     for name in plan.afresh:
         put_aside(study_dir, name, plan.states[name])
-    pending = [cell.name for cell in plan.todo if not is_running(study_dir, cell.name)]
+    pending = [cell.name for cell in plan.to_run if not is_running(study_dir, cell.name)]
     manifest.declare(study_dir, settings, command(), cells, pending, plan.kept_stale)
     for cell in cells:
         state = plan.states[cell.name]
-        if state.status == "finished" and cell not in plan.todo:
+        if state.status == "finished" and cell not in plan.to_run:
             worker.record_finished(study_dir, cell.name, state.record, state.result)
-    stopped = _launch(sweep, study_dir, cells, plan.todo, leader, several) if plan.todo else 0
+    stopped = _launch(sweep, study_dir, cells, plan.to_run, leader, several) if plan.to_run else 0
     return _summary(study_dir, cells, stopped)
 
 
@@ -117,7 +117,7 @@ def _plan(study_dir: Path, cells: list[Cell], settings: StudyConfig) -> Plan:
     for cell in cells:
         state = states[cell.name]
         if state.status != "finished" and is_running(study_dir, cell.name):
-            plan.todo.append(cell)  # waits for that process, and has its result then
+            plan.to_run.append(cell)  # waits for that process, and has its result then
             continue
         changed = _what_changed(cell, state, datasets) if state.record else ""
         anew = state.damaged
@@ -136,14 +136,14 @@ def _plan(study_dir: Path, cells: list[Cell], settings: StudyConfig) -> Plan:
         if anew:
             plan.afresh.append(cell.name)
         if anew or state.status != "finished":
-            plan.todo.append(cell)
+            plan.to_run.append(cell)
     if stale and settings.stale is None:
         raise UserError(
             "\n".join(f"{name} is {why}" for name, why in stale.items())
             + f"\n{len(stale)} of {len(cells)} cells are stale: stale=rerun runs them again, stale=keep keeps them"
         )
     # What another process runs comes last: by then it may be done.
-    plan.todo.sort(key=lambda cell: is_running(study_dir, cell.name))
+    plan.to_run.sort(key=lambda cell: is_running(study_dir, cell.name))
     return plan
 
 
@@ -157,14 +157,14 @@ def _what_changed(cell: Cell, state: State, datasets: Datasets) -> str:
 
 def _say_plan(study_dir: Path, plan: Plan) -> None:
     worker.say(f"study {study_dir.name}: {len(plan.cells)} cells in {study_dir}")
-    todo = {cell.name for cell in plan.todo}
+    to_run = {cell.name for cell in plan.to_run}
     for cell in plan.cells:
         state = plan.states[cell.name]
         if cell.name in plan.kept_stale:
             worker.say(f"{cell.name}: stale, kept")
-        if state.status == "finished" and cell.name not in todo:
+        if state.status == "finished" and cell.name not in to_run:
             worker.say(f"{cell.name}: finished before, val/loss {state.result['val/loss']:.4f}")
-        elif state.status in ("failed", "diverged") and cell.name not in todo:
+        elif state.status in ("failed", "diverged") and cell.name not in to_run:
             worker.say(f"{cell.name}: {state.status} before: {state.error} (retry=true runs it again)")
 
 
@@ -172,7 +172,7 @@ def _say_plan(study_dir: Path, plan: Plan) -> None:
 
 
 def _launch(
-    sweep: Sweep, study_dir: Path, cells: list[Cell], todo: list[Cell], leader: worker.Leader, several: bool
+    sweep: Sweep, study_dir: Path, cells: list[Cell], to_run: list[Cell], leader: worker.Leader, several: bool
 ) -> int:
     """Hand the cells to the launcher; returns the number of a signal that stopped them, or 0."""
     if not several:
@@ -205,7 +205,7 @@ def _launch(
             launcher.launch([_job(cell, study_dir) for cell in jobs], initial_job_idx=0)
 
         try:
-            _launch_all(study_dir, todo, launch, lambda: bool(stop))
+            _launch_all(study_dir, to_run, launch, lambda: bool(stop))
         finally:
             resources.dismiss_workers(launcher_cfg)
         if worker.asked_to_stop(study_dir, leader) and not stop:
@@ -220,18 +220,18 @@ def _job(cell: Cell, study_dir: Path) -> list[str]:
 
 
 def _launch_all(
-    study_dir: Path, todo: list[Cell], launch: Callable[[list[Cell]], None], stopped: Callable[[], bool]
+    study_dir: Path, to_run: list[Cell], launch: Callable[[list[Cell]], None], stopped: Callable[[], bool]
 ) -> None:
     """Launch, and go on when the launcher itself gives up: a worker was killed, for want of memory, say.
 
     It does not say whose. So each cell that was running then is run alone: the one that dies again has failed.
     """
-    while todo and not stopped():
+    while to_run and not stopped():
         try:
-            return launch(todo)
+            return launch(to_run)
         except Exception as error:
             time.sleep(2 * worker.WATCH_S)  # let what is dying die
-            suspects = _with_status(study_dir, todo, "running")
+            suspects = _with_status(study_dir, to_run, "running")
             if not suspects:
                 raise
             print(f"a worker process died ({_first_line(error)}); trying its cells one by one", file=sys.stderr)
@@ -243,7 +243,7 @@ def _launch_all(
                 message = f"its process died: {_first_line(error)}"
                 manifest.update_cell(study_dir, cell.name, status="failed", error=message)
                 print(f"{cell.name}: failed: {message}", file=sys.stderr, flush=True)
-        todo = _with_status(study_dir, todo, "pending")
+        to_run = _with_status(study_dir, to_run, "pending")
 
 
 def _with_status(study_dir: Path, cells: list[Cell], status: str) -> list[Cell]:
