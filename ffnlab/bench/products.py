@@ -1,7 +1,6 @@
 """The matrix products of a training step, and how fast the machine does them when it does nothing else."""
 
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,23 +17,31 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Operand:
-    """A matrix as a product sees it: transposed ones have their strides swapped."""
+    """A matrix, or a batch of them, as a product sees it: its place in memory, and how it lies there."""
 
+    place: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
 
-    def make(self, device: str) -> Tensor:
-        """A random one."""
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device).normal_()
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Operand":
+        """``tensor`` as it is now."""
+        return cls(tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+
+    @property
+    def extent(self) -> int:
+        """Elements from its first to its last."""
+        return 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
 
 
 @dataclass(frozen=True)
 class Product:
-    """``left @ right``, of two matrices or of two batches of them."""
+    """``left @ right = out``, of two matrices or of two batches of them."""
 
     left: Operand
     right: Operand
+    out: Operand
 
     @property
     def flops(self) -> int:
@@ -46,24 +53,24 @@ class Product:
 class _Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.seen: Counter[Product] = Counter()
+        self.seen: list[Product] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        operands = None
+        result = func(*args, **(kwargs or {}))
+        factors = None
         if func in (aten.mm.default, aten.bmm.default):
-            operands = args[:2]
+            factors = args[:2]
         elif func in (aten.addmm.default, aten.baddbmm.default):
-            operands = args[1:3]
-        if operands is not None:
-            left, right = (Operand(tuple(t.shape), tuple(t.stride()), t.dtype) for t in operands)
-            self.seen[Product(left, right)] += 1
-        return func(*args, **(kwargs or {}))
+            factors = args[1:3]
+        if factors is not None:
+            self.seen.append(Product(*(Operand.of(tensor) for tensor in (*factors, result))))
+        return result
 
 
-def step_products(loop: BareLoop) -> Counter[Product]:
-    """Every matrix product of one step's forward and backward pass, with how often it comes.
+def step_products(loop: BareLoop) -> list[Product]:
+    """Every matrix product of one step's forward and backward pass, in their order.
 
-    Attention's own products are inside one fused kernel and are not among them.
+    Those of attention are among them where attention is made of products; where it is one fused kernel they are not.
     """
     recorder = _Recorder()
     batch = loop.batch()
@@ -83,12 +90,28 @@ def step_flops(loop: BareLoop) -> int:
     return int(counter.get_total_flops())
 
 
-def product_runner(products: Counter[Product], device: str) -> Callable[[int], None]:
-    """A function that does the products of ``n`` steps, each into a buffer of its own."""
-    work = []
-    for product, count in products.items():
-        left, right = product.left.make(device), product.right.make(device)
-        work += [(left, right, left @ right)] * count
+def lay_out(products: Sequence[Product], device: str) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Random operands for ``products``, and somewhere for each result.
+
+    What lay in one place during the step lies in one place here, and what did not does not, so that the products find
+    in the caches what they found there: doing one product again and again on the same numbers is faster than any step.
+    """
+    sizes: dict[tuple[int, torch.dtype], int] = {}
+    for product in products:
+        for operand in (product.left, product.right, product.out):
+            key = operand.place, operand.dtype
+            sizes[key] = max(sizes.get(key, 0), operand.extent)
+    places = {key: torch.empty(size, dtype=key[1], device=device).normal_() for key, size in sizes.items()}
+
+    def lay(operand: Operand) -> Tensor:
+        return places[operand.place, operand.dtype].as_strided(operand.shape, operand.stride)
+
+    return [(lay(p.left), lay(p.right), lay(p.out)) for p in products]
+
+
+def product_runner(products: Sequence[Product], device: str) -> Callable[[int], None]:
+    """A function that does ``products`` ``n`` times over."""
+    work = lay_out(products, device)
 
     def run(n_steps: int) -> None:
         for _ in range(n_steps):

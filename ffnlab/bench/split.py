@@ -17,7 +17,7 @@ KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("matrix products", ("::mm", "::addmm", "::bmm", "::baddbmm", "mkldnn", "gemm")),
     ("attention", ("scaled_dot_product", "flash_attention", "efficient_attention")),
     ("activation", ("gelu", "silu", "relu", "sigmoid", "tanh")),
-    ("cross-entropy", ("softmax", "nll_loss", "cross_entropy", "logsumexp")),
+    ("softmax and cross-entropy", ("softmax", "nll_loss", "cross_entropy", "logsumexp")),
     ("norms", ("layer_norm", "rms_norm")),
     ("optimiser and clipping", ("adamw", "linalg_vector_norm", "foreach", "clip")),
     ("embedding", ("embedding", "index_select")),

@@ -32,7 +32,7 @@ def judge(race: Race) -> list[Target]:
     for against, wanted in WANTED.get(race.setting.shape, {}).items():
         if {"ffnlab", against} <= set(race.records):
             found.append(Target(f"ffnlab / {against}", wanted, race.speed("ffnlab", against)))
-    if race.setting.shape in WANTED and {"bare", "products"} <= set(race.records):
+    if race.setting.shape in WANTED and {"ffnlab", "products"} <= set(race.records):
         # Steps a second over products a second: the share of the products' own rate that a whole step reaches.
-        found.append(Target("rate of the products alone", PRODUCT_SHARE, race.speed("bare", "products")))
+        found.append(Target("rate of the products alone", PRODUCT_SHARE, race.speed("ffnlab", "products")))
     return found

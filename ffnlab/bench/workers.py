@@ -41,9 +41,9 @@ def _serve_loop(name: str, setting: Setting, slice_steps: int, pipe: Connection)
         products = step_products(loop)
         run = product_runner(products, setting.device)
         facts: dict[str, Any] = {
-            "flops": sum(p.flops * n for p, n in products.items()),
+            "flops": sum(product.flops for product in products),
             "step_flops": step_flops(loop),
-            "products": sum(products.values()),
+            "products": len(products),
             "square_flops_per_s": square_rate(setting, 8192 if setting.device == "cuda" else 1024),
         }
     else:

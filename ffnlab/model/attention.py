@@ -6,6 +6,31 @@ from torch.nn import functional as F
 
 from ffnlab.model.config import ModelConfig
 
+# Positions up to which PyTorch's fused attention is slower than whole matrices on a CPU with more than one thread: it
+# makes a product of its own for each 32 queries of each head, and two threads hardly speed it up.
+SHORT = 128
+
+
+def _fused_is_slower(x_BTD: Tensor) -> bool:
+    return (
+        x_BTD.shape[1] <= SHORT
+        and x_BTD.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and torch.get_num_threads() > 1
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+def attend_whole(q_BNTH: Tensor, k_BNTH: Tensor, v_BNTH: Tensor, bias_TT: Tensor) -> Tensor:
+    """``softmax(q k^T / sqrt(H) + bias) v`` (Vaswani et al. 2017, eq. 1) by products over all heads at once.
+
+    Holds ``B N T^2`` weights for the backward pass, which fused attention does not.
+    """
+    B, N, T, H = q_BNTH.shape
+    q, k, v = (x_BNTH.reshape(B * N, T, H) for x_BNTH in (q_BNTH, k_BNTH, v_BNTH))
+    weights = torch.baddbmm(bias_TT, q, k.transpose(1, 2), alpha=H**-0.5).softmax(-1)
+    return torch.bmm(weights, v).view(B, N, T, H)
+
 
 class Rope(nn.Module):
     """Rotary positions (Su et al. 2021, arXiv 2104.09864, eq. 34), pairing i with i + H/2 as LLaMA does."""
@@ -34,6 +59,8 @@ class CausalSelfAttention(nn.Module):
     Query, key and value projections are packed in ``qkv`` (rows: all queries, all keys, all values).
     """
 
+    future_TT: Tensor  # -inf where a position would see a later one
+
     def __init__(self, cfg: ModelConfig) -> None:
         super().__init__()
         self.n_heads = cfg.n_heads
@@ -41,6 +68,9 @@ class CausalSelfAttention(nn.Module):
         self.qkv = nn.Linear(cfg.d_model, 3 * cfg.d_model, bias=cfg.bias)
         self.out = nn.Linear(cfg.d_model, cfg.d_model, bias=cfg.bias)
         self.rope = Rope(cfg.d_model // cfg.n_heads, cfg.context_length) if cfg.positions == "rope" else None
+        short = min(cfg.context_length, SHORT)
+        future_TT = torch.full((short, short), float("-inf")).triu(1)
+        self.register_buffer("future_TT", future_TT, persistent=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Map ``(B, T, d_model)`` to ``(B, T, d_model)``."""
@@ -52,7 +82,9 @@ class CausalSelfAttention(nn.Module):
         )
         if self.rope is not None:
             q_BNTH, k_BNTH = self.rope(q_BNTH), self.rope(k_BNTH)
-        mixed_BNTH = F.scaled_dot_product_attention(
-            q_BNTH, k_BNTH, v_BNTH, dropout_p=self.dropout if self.training else 0.0, is_causal=True
-        )
+        dropout = self.dropout if self.training else 0.0
+        if not dropout and _fused_is_slower(x_BTD):
+            mixed_BNTH = attend_whole(q_BNTH, k_BNTH, v_BNTH, self.future_TT[:T, :T])
+        else:
+            mixed_BNTH = F.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH, dropout_p=dropout, is_causal=True)
         return self.out(mixed_BNTH.transpose(1, 2).reshape(B, T, D))

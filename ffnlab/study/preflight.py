@@ -15,7 +15,7 @@ from ffnlab.errors import UserError
 from ffnlab.study.cells import Cell, configuration
 from ffnlab.study.resources import clean_torch
 from ffnlab.training import Diverged, prepare_run
-from ffnlab.training.batches import Cut, TrainStream, ValStream, loader
+from ffnlab.training.batches import Cut, TrainStream, ValStream
 from ffnlab.training.engine import quiet_libraries, trainer_arguments
 from ffnlab.training.module import LMModule
 from ffnlab.training.preparation import Prepared
@@ -122,6 +122,6 @@ def _two_steps(cfg: RunConfig, prepared: Prepared, on_cpu: bool) -> None:
         val = ValStream(prepared.data, cfg.train.val_batch_size, CENSUS_TOKENS, 1, 0)
         random = torch.get_rng_state()
         try:
-            trainer.fit(module, loader(stream), loader(val))
+            trainer.fit(module, stream, val)
         finally:
             torch.set_rng_state(random)

@@ -1,7 +1,7 @@
-"""From the data's pure functions to the loaders that Lightning reads.
+"""From the data's pure functions to the streams that Lightning reads.
 
-There are no workers and no samplers: a batch is a function of (data_seed, step), so each process computes the rows that
-are its own, and a resumed run simply asks for the next step.
+There are no loaders, workers or samplers: a batch is a function of (data_seed, step), so each process computes the rows
+that are its own, and a resumed run simply asks for the next step.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
 
 from ffnlab.data import Data
 from ffnlab.errors import UserError
@@ -41,7 +40,7 @@ class Cut:
         return slice(start, start + size)
 
 
-class TrainStream(IterableDataset[Batch]):
+class TrainStream:
     """Endless batches, from the step at which the run stands when iteration begins."""
 
     def __init__(self, data: Data, data_seed: int, cut: Cut, first_step: Callable[[], int]) -> None:
@@ -54,11 +53,11 @@ class TrainStream(IterableDataset[Batch]):
             inputs_BT, targets_BT = self.data.batch(self.data_seed, step, self.cut.batch_size)
             for part in range(self.cut.parts):
                 rows = self.cut.rows(part)
-                yield inputs_BT[rows], targets_BT[rows]
+                yield _pinned((inputs_BT[rows], targets_BT[rows]))
             step += 1
 
 
-class ValStream(IterableDataset[Batch]):
+class ValStream:
     """The validation batches of one process: each batch goes to one process, in turn."""
 
     def __init__(self, data: Data, batch_size: int, limit_tokens: int | None, world: int, rank: int) -> None:
@@ -69,12 +68,15 @@ class ValStream(IterableDataset[Batch]):
         """Yield (inputs, targets); targets of -100 do not count."""
         for index, batch in enumerate(self.data.val_batches(self.batch_size, self.limit_tokens)):
             if index % self.world == self.rank:
-                yield batch
+                yield _pinned(batch)
 
 
-def loader(stream: IterableDataset[Batch]) -> DataLoader[Batch]:
-    """A loader that adds nothing to a stream of whole batches."""
-    return DataLoader(stream, batch_size=None, num_workers=0, pin_memory=torch.cuda.is_available())
+def _pinned(batch: Batch) -> Batch:
+    """In memory from which a GPU copies while the CPU goes on, where there is a GPU."""
+    if not torch.cuda.is_available():
+        return batch
+    inputs_BT, targets_BT = batch
+    return inputs_BT.pin_memory(), targets_BT.pin_memory()
 
 
 def order_hash(data: Data, data_seed: int, batch_size: int, n_steps: int) -> str:

@@ -152,7 +152,7 @@ class CopyTaskGoal(lightning.Callback):
             return
         self.seen.step = trainer.global_step
         last = trainer.global_step >= trainer.max_steps
-        near = float(pl_module.last_loss) < 5 * self.seen.goal
+        near = pl_module.step_losses[-1] < 5 * self.seen.goal
         if near or last or trainer.global_step % LOOK_EVERY == 0:
             self._measure(pl_module.network, generate=True)
             if self.seen.solved:

@@ -1,5 +1,6 @@
 """The training and validation curves, sent to every logger of the trainer (the ledger first)."""
 
+import statistics
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -19,17 +20,16 @@ def log_to_all(trainer: lightning.Trainer, metrics: Mapping[str, Any], step: int
 class Curves(lightning.Callback):
     """Logs the mean training loss over each ``log_every`` steps, and every validation.
 
-    Losses are summed on the device and read once per point. ``tokens_per_s`` counts training time alone. A gradient
-    norm above ``spike`` times its running mean is logged at its step as ``grad_norm_spike``.
+    ``tokens_per_s`` counts training time alone. A gradient norm above ``spike`` times its running mean is logged at its
+    step as ``grad_norm_spike``.
     """
 
     def __init__(self, log_every: int, tokens_per_step: int, flops_per_token: int, spike: float = 10.0) -> None:
         self.log_every, self.tokens_per_step, self.flops_per_token = log_every, tokens_per_step, flops_per_token
         self.spike = spike
         self.last: dict[str, float] = {}
-        self._losses: torch.Tensor | None = None
-        self._count = 0
-        self._norm_mean: torch.Tensor | None = None
+        self._losses: list[float] = []
+        self._norm_mean: float | None = None
         self._since = self._paused = 0.0
         self._since_step = 0
         self._train_steps = 0
@@ -42,17 +42,13 @@ class Curves(lightning.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The open window, so that a resumed run logs the same points, and the last point, which the result quotes."""
-        losses = 0.0 if self._losses is None else float(self._losses)
-        norm = None if self._norm_mean is None else float(self._norm_mean)
         timing = {"steps": self._train_steps, "seconds": self._train_seconds}
-        return {"losses": losses, "count": self._count, "norm_mean": norm, "last": self.last, "timing": timing}
+        return {"losses": self._losses, "norm_mean": self._norm_mean, "last": self.last, "timing": timing}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what ``state_dict`` returned."""
-        self._losses = torch.tensor(state_dict["losses"], dtype=torch.float64)
-        self._count = int(state_dict["count"])
-        norm = state_dict["norm_mean"]
-        self._norm_mean = None if norm is None else torch.tensor(norm)
+        self._losses = list(state_dict["losses"])
+        self._norm_mean = state_dict["norm_mean"]
         self.last = dict(state_dict["last"])
         self._train_steps, self._train_seconds = state_dict["timing"]["steps"], state_dict["timing"]["seconds"]
 
@@ -67,43 +63,39 @@ class Curves(lightning.Callback):
     def on_train_batch_end(
         self, trainer: lightning.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Add a loss; at the end of a window, log a point."""
-        loss = pl_module.last_loss.double()
-        self._losses = loss if self._losses is None else self._losses.to(loss.device) + loss
-        self._count += 1
-        step = trainer.global_step
+        """After a step add its losses; at the end of a window, log a point."""
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return
+        self._losses += pl_module.step_losses
         self._watch_norm(trainer, pl_module.grad_norm)
+        step = trainer.global_step
         if step % self.log_every and step != trainer.max_steps:
             return
-        mean = self._losses / self._count
+        mean = statistics.fmean(self._losses)
         if pl_module.share[0] > 1:
-            mean = trainer.strategy.reduce(mean, reduce_op="mean")
+            here = torch.tensor(mean, dtype=torch.float64, device=pl_module.device)
+            mean = float(trainer.strategy.reduce(here, reduce_op="mean"))
         seconds = time.perf_counter() - self._since - self._paused
         steps = step - self._since_step
         self._train_steps += steps
         self._train_seconds += seconds
         self.last = {
-            "train/loss": float(mean),
+            "train/loss": mean,
             "lr": float(trainer.optimizers[0].param_groups[0]["lr"]),
-            "grad_norm": float(pl_module.grad_norm),
+            "grad_norm": pl_module.grad_norm,
             "tokens_per_s": steps * self.tokens_per_step / max(seconds, 1e-9),
             "flops": float(step * self.tokens_per_step * self.flops_per_token),
         }
         log_to_all(trainer, self.last)
-        self._losses, self._count = None, 0
+        self._losses = []
         self._since, self._paused, self._since_step = time.perf_counter(), 0.0, step
 
-    def _watch_norm(self, trainer: lightning.Trainer, norm: torch.Tensor) -> None:
-        norm = norm.detach()
+    def _watch_norm(self, trainer: lightning.Trainer, norm: float) -> None:
         if self._norm_mean is None:
-            self._norm_mean = norm.clone()
-            return
-        self._norm_mean = self._norm_mean.to(norm.device)
-        if bool(norm > self.spike * self._norm_mean):
-            log_to_all(trainer, {"grad_norm_spike": float(norm)})
-        self._norm_mean = torch.lerp(self._norm_mean, norm, 0.02)
+            self._norm_mean = norm
+        if norm > self.spike * self._norm_mean:
+            log_to_all(trainer, {"grad_norm_spike": norm})
+        self._norm_mean += 0.02 * (norm - self._norm_mean)
 
     def on_validation_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         """Log the figures; those of the whole set, read once at the end, are called ``final/...``."""

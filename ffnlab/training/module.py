@@ -18,8 +18,8 @@ from ffnlab.training.parallel import clip_gradients, fill_plain, gradient_norm, 
 class LMModule(lightning.LightningModule):
     """Trains ``network`` on (inputs, targets) batches.
 
-    After each training step ``last_loss`` and ``grad_norm`` hold device tensors that callbacks may read; after each
-    validation ``val_metrics`` holds its figures.
+    After each optimiser step ``step_losses`` (one for each part that the batch was cut into) and ``grad_norm`` hold its
+    figures, after each validation ``val_metrics``.
     """
 
     def __init__(
@@ -30,8 +30,8 @@ class LMModule(lightning.LightningModule):
         self.optim = optim
         self.n_steps = n_steps
         self.bytes_per_token = bytes_per_token
-        self.last_loss: Tensor = torch.tensor(0.0)
-        self.grad_norm: Tensor = torch.tensor(0.0)
+        self.step_losses: list[float] = []
+        self.grad_norm = 0.0
         self.val_metrics: dict[str, float] = {}
         self.share = (1, 0)  # into how many shares a batch is cut over processes, and which one is ours
         self._val_sums: Tensor = torch.zeros(2)
@@ -55,8 +55,7 @@ class LMModule(lightning.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Mean loss in nats per token of one part of a step."""
         loss = self.network.loss(*batch)
-        self.last_loss = loss.detach()
-        self._parts.append((batch, self.last_loss))
+        self._parts.append((batch, loss.detach()))
         return loss
 
     def configure_gradient_clipping(
@@ -70,16 +69,17 @@ class LMModule(lightning.LightningModule):
         Raises:
             Diverged: before the optimiser has touched a weight.
         """
-        parameters = list(self.network.parameters())
-        self.grad_norm = gradient_norm(parameters)
-        losses = torch.stack([loss for _, loss in self._parts])
-        if not bool(torch.isfinite(self.grad_norm + losses.sum())):
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        norm = gradient_norm(parameters)
+        # Losses and norm are read together, once a step: the one moment at which a GPU is waited for.
+        *losses, self.grad_norm = torch.stack([*(loss for _, loss in self._parts), norm]).tolist()
+        if not math.isfinite(sum(losses) + self.grad_norm):
             lr = float(optimizer.param_groups[0]["lr"])
             batches = [batch for batch, _ in self._parts]
             raise Diverged(self.trainer.global_step + 1, first_nonfinite(self.network, batches), lr)
-        self._parts = []
-        if self.optim.grad_clip:
-            clip_gradients(parameters, self.optim.grad_clip, self.grad_norm)
+        self.step_losses, self._parts = losses, []
+        if self.optim.grad_clip and self.grad_norm > self.optim.grad_clip:
+            clip_gradients(parameters, self.optim.grad_clip, norm)
 
     def configure_optimizers(self) -> Any:
         """AdamW and the schedule, stepped once per optimiser step."""

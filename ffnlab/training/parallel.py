@@ -147,6 +147,8 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float, norm: Tenso
     """Scale gradients of common norm ``norm`` down to ``limit``, where they are above it."""
     plain = [parameter for parameter in parameters if not isinstance(parameter.grad, DTensor)]
     torch.nn.utils.clip_grads_with_norm_(plain, limit, norm)
+    if len(plain) == len(parameters):
+        return
     factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
     for parameter in parameters:
         if isinstance(parameter.grad, DTensor):

@@ -25,7 +25,7 @@ from ffnlab.errors import UserError
 from ffnlab.ffn import locate
 from ffnlab.run_dir import check_run_dir
 from ffnlab.training.allocator import keep_freed_memory
-from ffnlab.training.batches import Cut, TrainStream, ValStream, loader
+from ffnlab.training.batches import Cut, TrainStream, ValStream
 from ffnlab.training.checkpoints import (
     FINAL,
     Checkpoints,
@@ -218,12 +218,12 @@ def _fit(
     try:
         trainer.fit(
             module,
-            loader(stream),
-            loader(partly),
+            stream,
+            partly,
             ckpt_path=str(checkpoint.path) if checkpoint else None,
             weights_only=True,
         )
-        trainer.validate(module, loader(wholly), verbose=False)
+        trainer.validate(module, wholly, verbose=False)
     except NonFiniteError as error:
         lr = float(trainer.optimizers[0].param_groups[0]["lr"]) if trainer.optimizers else cfg.optim.lr
         raise Diverged(trainer.global_step, f"{error.tensor} of layer {error.layer}", lr) from error

@@ -1,4 +1,4 @@
-"""The head's loss a piece at a time is the head's loss."""
+"""The head's loss in place, and a piece at a time, is the head's loss."""
 
 from collections.abc import Iterator
 
@@ -11,8 +11,6 @@ from ffnlab.model import IGNORE
 from ffnlab.model.head_loss import head_loss as loss_of
 
 D, V = 16, 83
-
-chunked = pytest.mark.parametrize("chunked", [False, True], ids=["at once", "in pieces"])
 
 
 @pytest.fixture
@@ -87,3 +85,82 @@ def test_autocast_is_obeyed(monkeypatch: pytest.MonkeyPatch, calls: list[int]) -
 def test_small_ones_are_done_at_once(calls: list[int]) -> None:
     loss_of(*example())
     assert not calls
+
+
+# -- in place ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ffnlab.model.head_loss.LARGE", 0)
+
+
+def reference(x_BTD: Tensor, head: nn.Linear, targets_BT: Tensor, reduction: str = "mean") -> Tensor:
+    return F.cross_entropy(head(x_BTD).flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORE, reduction=reduction)
+
+
+@pytest.mark.parametrize("scale", [1.0, 300.0], ids=["moderate", "certain"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("ignored", [0, 6, 99])
+def test_in_place_gives_the_same_loss_and_gradients(ignored: int, reduction: str, scale: float, in_place: None) -> None:
+    """Also where most probabilities are zero, and their logarithms far from it."""
+    found = []
+    for way in (reference, loss_of):
+        x_BTD, head, targets_BT = example()
+        targets_BT[:] = targets_BT.clamp_min(0)
+        targets_BT.view(-1)[:ignored] = IGNORE
+        with torch.no_grad():
+            head.weight.mul_(scale)
+        loss = 3 * way(x_BTD, head, targets_BT, reduction)
+        loss.backward()
+        found.append((loss.detach(), x_BTD.grad, head.weight.grad))
+    for expected, got in zip(*found, strict=True):
+        assert expected is not None
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=2e-6 * float(expected.abs().max()))
+
+
+def test_in_place_where_nothing_counts(in_place: None) -> None:
+    """A mean over nothing is no number, a sum over nothing is zero, as PyTorch has it."""
+    x_BTD, head, targets_BT = example()
+    targets_BT[:] = IGNORE
+    assert bool(loss_of(x_BTD, head, targets_BT).isnan())
+    assert loss_of(x_BTD, head, targets_BT, "sum").item() == 0.0
+
+
+def test_in_place_does_not_hide_what_is_not_finite(in_place: None) -> None:
+    for bad in (float("nan"), float("inf")):
+        x_BTD, head, targets_BT = example()
+        with torch.no_grad():
+            x_BTD[0, 0, 0] = bad
+        assert not bool(torch.isfinite(loss_of(x_BTD, head, targets_BT)))
+
+
+def test_in_place_a_second_backward_pass_is_refused(in_place: None) -> None:
+    """The probabilities are gone; without an error the gradients would be wrong."""
+    loss = loss_of(*example())
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_in_place_one_buffer_of_logits_is_saved(in_place: None) -> None:
+    def saved(way) -> int:
+        sizes: list[int] = []
+
+        def pack(tensor: Tensor) -> Tensor:
+            sizes.append(tensor.numel() if tensor.numel() >= 100 * V else 0)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            way(*example())
+        return sum(sizes)
+
+    assert saved(loss_of) == 100 * V
+
+
+def test_in_place_frozen_parts_get_no_gradient(in_place: None) -> None:
+    x_BTD, head, targets_BT = example()
+    head.weight.requires_grad_(False)
+    loss_of(x_BTD, head, targets_BT).backward()
+    assert head.weight.grad is None
+    assert x_BTD.grad is not None
