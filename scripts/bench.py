@@ -1,7 +1,7 @@
 """How fast is ffnlab beside a bare PyTorch loop, beside other libraries, and beside the machine itself?
 
-python scripts/bench.py                                everything, some six minutes on two quiet cores
-python scripts/bench.py --quick                        the same with few repeats, about a minute
+python scripts/bench.py                                everything, some seven minutes on two quiet cores
+python scripts/bench.py --quick                        the same with few repeats, some four minutes
 python scripts/bench.py --parts race --shapes tiny     one part, one shape
 python scripts/bench.py --clock cpu --threads 1        processor time, for a machine that others are using
 """

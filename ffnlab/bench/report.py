@@ -178,6 +178,8 @@ def _split_table(name: str, split: Split) -> Table:
     table.add_section()
     total = sum(split.kinds.values())
     for kind, ms in sorted(split.kinds.items(), key=lambda item: -item[1]):
+        if not ms:
+            continue
         mark = "  <- largest that is no matrix product" if kind == split.largest_other else ""
         table.add_row(kind + mark, f"{ms:.2f}  {ms / total:.1%}")
     return table

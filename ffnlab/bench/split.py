@@ -15,7 +15,7 @@ PHASES = ("data", "forward", "backward", "clipping", "optimiser")
 # Kernels by the work they do; the first pattern that a kernel's name contains decides.
 KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("matrix products", ("::mm", "::addmm", "::bmm", "::baddbmm", "mkldnn", "gemm")),
-    ("attention", ("scaled_dot_product", "flash_attention", "efficient_attention")),
+    ("fused attention", ("scaled_dot_product", "flash_attention", "efficient_attention")),
     ("activation", ("gelu", "silu", "relu", "sigmoid", "tanh")),
     ("softmax and cross-entropy", ("softmax", "nll_loss", "cross_entropy", "logsumexp")),
     ("norms", ("layer_norm", "rms_norm")),

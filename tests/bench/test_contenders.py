@@ -109,7 +109,7 @@ def test_split_covers_a_step(setting: Setting) -> None:
     torch.set_num_threads(threads)
     assert tuple(split.phases) == PHASES
     assert split.kinds["matrix products"] > 0
-    assert split.kinds["attention"] > 0
+    assert split.kinds["fused attention"] > 0
     assert split.largest_other != "matrix products"
 
 

@@ -76,7 +76,7 @@ def test_spread_is_median_and_quartiles() -> None:
     [
         ("aten::mm", "matrix products"),
         ("aten::addmm", "matrix products"),
-        ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", "attention"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", "fused attention"),
         ("aten::gelu_backward", "activation"),
         ("aten::_log_softmax", "softmax and cross-entropy"),
         ("aten::bmm", "matrix products"),
@@ -91,12 +91,12 @@ def test_kernels_by_kind(kernel: str, kind: str) -> None:
 
 
 def test_the_largest_part_that_is_no_product() -> None:
-    split = Split({}, {"matrix products": 9.0, "attention": 1.0, "norms": 2.0})
+    split = Split({}, {"matrix products": 9.0, "fused attention": 1.0, "norms": 2.0})
     assert split.largest_other == "norms"
 
 
 def test_report_says_all_and_writes_it(tmp_path: Path) -> None:
-    split = Split({"data": Spread(1, 1, 2)}, {"matrix products": 9.0, "attention": 1.0, "norms": 2.0})
+    split = Split({"data": Spread(1, 1, 2)}, {"matrix products": 9.0, "fused attention": 1.0, "norms": 2.0})
     report = Report(races=[example()], splits={"tiny": split}, startup={"python train.py --help": Spread(1, 1, 1)})
     console = Console(record=True, width=140, quiet=False)
     print_report(report, console)
