@@ -7,14 +7,17 @@ from pydantic.dataclasses import dataclass
 from ffnlab.errors import UserError
 from ffnlab.schema import STRICT, PositiveFloat, PositiveInt, Rate
 
+Scheme = Literal["gpt2", "xavier"]
+
 
 @dataclass(config=STRICT)
 class ModelConfig:
     """A decoder-only Transformer; the defaults are the ``tiny`` preset.
 
     ``norm_placement`` ``pre`` is ``x + f(norm(x))`` with a final norm, ``post`` is ``norm(x + f(x))`` (Xiong et al.
-    2020, arXiv 2002.04745). ``positions`` ``rope`` rotates queries and keys (Su et al. 2021, arXiv 2104.09864).
-    ``bias`` gives one to the attention projections and to LayerNorm; the block under study has its own.
+    2020, arXiv 2002.04745). ``init`` says how large weights start (``ffnlab/model/init.py``). ``positions`` ``rope``
+    rotates queries and keys (Su et al. 2021, arXiv 2104.09864). ``bias`` gives one to the attention projections and to
+    LayerNorm; the block under study has its own.
     """
 
     d_model: PositiveInt = 96
@@ -23,6 +26,7 @@ class ModelConfig:
     context_length: PositiveInt = 128
     block: Literal["sequential"] = "sequential"
     norm_placement: Literal["pre", "post"] = "pre"
+    init: Literal["auto", "gpt2", "xavier"] = "auto"
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     norm_eps: PositiveFloat = 1e-5
     positions: Literal["learned", "rope", "none"] = "learned"
@@ -30,6 +34,13 @@ class ModelConfig:
     bias: bool = False
     dropout_attention: Rate = 0.0
     dropout_embedding: Rate = 0.0
+
+    @property
+    def init_scheme(self) -> Scheme:
+        """``init``, with ``auto`` decided."""
+        if self.init != "auto":
+            return self.init
+        return "gpt2" if self.norm_placement == "pre" else "xavier"
 
     def check(self) -> None:
         """Refuse sizes that do not go together.

@@ -1,17 +1,20 @@
 """Initialisation by name: blocks that are compared start from the same weights everywhere else."""
 
 import itertools
+import json
 import math
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 from ffnlab.budget import solve
 from ffnlab.config import compose
 from ffnlab.ffn import DenseFFN, make_block
 from ffnlab.model import LanguageModel, ModelConfig, build, initialise, shared_init_hash
+from ffnlab.training import train
 
 CHOICES = sorted(path.stem for path in (Path(__file__).resolve().parents[2] / "conf" / "ffn").glob("*.yaml"))
 CFG = ModelConfig(d_model=24, n_layers=2, n_heads=2, context_length=8, bias=True)
@@ -82,6 +85,45 @@ def test_the_down_projection_starts_as_configured(down_init: str, std: float) ->
     model = build(ModelConfig(d_model=64, n_layers=2, n_heads=2), 64, DenseFFN, 256, 0, down_init)
     for block in model.blocks:
         assert block.ffn.down.weight.std().item() == pytest.approx(std, rel=0.05, abs=1e-12)
+
+
+@pytest.mark.parametrize("down_init", ["normal", "scaled", "zero"])
+def test_the_table_of_starts_after_glorot(down_init: str) -> None:
+    """Nothing adds up over depth in Post-LN, so nothing is divided by it."""
+    wide = ModelConfig(d_model=128, n_layers=8, n_heads=4, context_length=64, tied_head=False, norm_placement="post")
+    model = build(wide, 512, DenseFFN, 512, 0, down_init)
+    for name, p in model.named_parameters():
+        if name.endswith("norm.weight"):
+            continue
+        std = math.sqrt(2 / sum(p.shape)) if name.startswith("blocks.") else 0.02
+        if name.endswith("ffn.down.weight") and down_init == "zero":
+            std = 0.0
+        assert p.std().item() == pytest.approx(std, rel=0.05, abs=1e-12), name
+
+
+@pytest.mark.parametrize(
+    ("placement", "init", "scheme"),
+    [("pre", "auto", "gpt2"), ("post", "auto", "xavier"), ("pre", "xavier", "xavier"), ("post", "gpt2", "gpt2")],
+)
+def test_which_start_is_taken(placement: str, init: str, scheme: str) -> None:
+    cfg = compose([f"model.norm_placement={placement}", f"model.init={init}"]).model
+    assert cfg.init_scheme == scheme
+    model = build(cfg, 32, DenseFFN, 8, 0)
+    std = 0.02 if scheme == "gpt2" else math.sqrt(2 / (3 * 96 + 96))
+    assert model.blocks[0].attention.qkv.weight.std().item() == pytest.approx(std, rel=0.05)
+
+
+@pytest.mark.slow
+def test_post_ln_learns_more_than_how_often_a_token_occurs(tmp_path: Path) -> None:
+    """From GPT-2's weights it stays at the loss of a unigram model for as long as a short run lasts."""
+    words = ["ffn=gelu", "model.norm_placement=post", "logger=none", "train.tokens=204_800", "optim.warmup=100"]
+    losses = {}
+    for init in ("auto", "gpt2"):
+        cfg = compose([*words, f"model.init={init}", "train.val_every=200", "census.final_tokens=1024"])
+        losses[init] = train(cfg, tmp_path / init, console=Console(quiet=True))["val/loss"]
+    unigram = json.loads((tmp_path / "auto" / "run.json").read_text())["unigram_loss"]
+    assert losses["auto"] < unigram - 0.3
+    assert losses["gpt2"] > unigram - 0.1
 
 
 class OddBlock(nn.Module):
