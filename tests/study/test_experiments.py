@@ -20,7 +20,7 @@ PRESETS = {
     "glu_variants": ({"relu", "gelu", "silu", "glu", "bilinear", "geglu", "swiglu", "reglu"}, 8, 48),
     "zero_init": ({"gelu", "swiglu"}, 6, 36),
     "dropout_placement": ({"gelu", "swiglu"}, 8, 48),
-    "norm_placement": ({"gelu"}, 4, 24),
+    "norm_placement": ({"gelu"}, 6, 36),
     "expansion": ({"gelu"}, 5, 30),
     "swish_beta": ({"swish"}, 8, 48),
     "noise_floor": ({"gelu"}, 1, 16),
