@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import altair as alt
 
-from ffnlab.study.analyse import Analysis
+from ffnlab.study.answer import Analysis
 from ffnlab.study.chart_theme import VERDICTS, Spec
 from ffnlab.study.statistics import BETTER, NOT_RESOLVED, WORSE
 from ffnlab.study.words import plain

@@ -1,36 +1,23 @@
 """What a reader is told beside the verdicts: how big the study was, which runs lie far out, whose speed to distrust."""
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ffnlab.study.answer import Arm, Outlying
 from ffnlab.study.checks import Problem
 from ffnlab.study.load import Study
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ffnlab.study.analyse import Arm
-
 FAR = 4.0  # robust standard deviations from the block's median
 MAD_TO_SD = 1.4826  # the median absolute deviation of a normal sample times this is its SD
 MIN_RUNS = 5  # with fewer, half of the runs say nothing about the rest
 SAME_FLOPS = 0.02
 SPEED_RATIO = 1.5
-
-
-@dataclass(frozen=True)
-class Outlying:
-    """A finished run far from the others of its arm: ``distance`` in robust SDs, above or below the median."""
-
-    arm: str
-    init_seed: int
-    data_seed: int
-    loss: float
-    distance: float
 
 
 def outlying(cells: "pd.DataFrame") -> list[Outlying]:
@@ -51,7 +38,7 @@ def outlying(cells: "pd.DataFrame") -> list[Outlying]:
     return found
 
 
-def speed_problems(arms: "list[Arm]") -> list[Problem]:
+def speed_problems(arms: list[Arm]) -> list[Problem]:
     """One problem where blocks of equal FLOPs differ much in tokens/s: the machine had other work, not the block."""
     known = [arm for arm in arms if arm.flops > 0 and arm.tokens_per_s > 0]  # NaN is not above 0
     pairs = [
@@ -96,7 +83,7 @@ def _data_name(data: dict[str, Any]) -> str:
     return "the copy task" if kind == "copy" else kind
 
 
-def scale(arms: "list[Arm]", cells: "pd.DataFrame", data: list[str], crossed: bool) -> str:
+def scale(arms: list[Arm], cells: "pd.DataFrame", data: list[str], crossed: bool) -> str:
     """``0.65 M parameters, 0.51 M tokens of shakespeare, 6 seeds``; what is not recorded is left out."""
     parts = []
     if params := _range([arm.params for arm in arms]):

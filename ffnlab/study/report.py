@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import ffnlab
 from ffnlab.study import chart_theme, charts, words
-from ffnlab.study.analyse import Analysis, Arm, analyse
+from ffnlab.study.analyse import analyse
+from ffnlab.study.answer import Analysis, Arm
 from ffnlab.study.load import load_curves, load_study
 from ffnlab.study.power import POWER
 from ffnlab.study.statistics import LEVEL

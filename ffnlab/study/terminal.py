@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ffnlab.study import words
-from ffnlab.study.analyse import Analysis
+from ffnlab.study.answer import Analysis
 from ffnlab.study.statistics import BETTER, WORSE
 
 WIDE = 132

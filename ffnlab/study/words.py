@@ -3,7 +3,7 @@
 import math
 import re
 
-from ffnlab.study.analyse import Analysis, Answer, Arm
+from ffnlab.study.answer import Analysis, Answer, Arm
 from ffnlab.study.power import MAX_SEEDS
 from ffnlab.study.statistics import BETTER, TOO_FEW, WORSE
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ffnlab.errors import UserError
 from ffnlab.study import words
-from ffnlab.study.analyse import Analysis
+from ffnlab.study.answer import Analysis
 from ffnlab.study.report import escape_markdown
 
 if TYPE_CHECKING:
