@@ -27,8 +27,16 @@ def say_error(error: object) -> int:
     return FAILED
 
 
+def find_own_blocks() -> None:
+    """A block of the user's own is found in the folder the command is typed in."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+
+
 def guarded(run: Callable[[], int | None]) -> int:
     """Call a command's body: its exit status, with what a user can mend said shortly and without a stack trace."""
+    find_own_blocks()
     try:
         return run() or 0
     except UserError as error:
@@ -37,10 +45,7 @@ def guarded(run: Callable[[], int | None]) -> int:
 
 def main() -> int:
     """Run ``train.py``; returns the exit status."""
-    # A block of the user's own is found in the folder the command is typed in.
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
+    find_own_blocks()
     args = get_args_parser().parse_args()
     asks_only = args.help or args.hydra_help or args.cfg or args.info or args.shell_completion
     if not asks_only:

@@ -198,15 +198,18 @@ def _composition_error(error: Exception, overrides: list[str], config_dir: str |
     if unknown:
         key = unknown.group(1)
         parent, _, leaf = key.rpartition(".")
-        known = _keys(parent, config_dir)
+        known = _keys(parent, config_dir, overrides)
         if leaf in known:  # the key exists: its value did not fit
             return text.splitlines()[0]
         where = f"{parent} has" if parent else "there are"
+        having = [choice for choice in _choices_with(parent, leaf, config_dir) if choice not in overrides]
+        if having:
+            return f"unknown key {key} here; it comes with {' or '.join(having)}"
         return f"unknown key {key}{nearest(leaf, known)}; {where} {', '.join(known) or 'no such section'}"
     group = re.search(r"Could not find '([^']+)'|No match in the defaults list for '([^']+)'", text)
     if group:
         name = group.group(1) or group.group(2)
-        known = _keys("", config_dir)
+        known = _keys("", config_dir, [])
         return f"there is no group or key '{name}'{nearest(name, known)}"
     if isinstance(error, OverrideParseException):
         return (
@@ -215,11 +218,23 @@ def _composition_error(error: Exception, overrides: list[str], config_dir: str |
     return text.strip().splitlines()[0]
 
 
-def _keys(parent: str, config_dir: str | None) -> list[str]:
-    """The keys of a section in the default configuration, to suggest from."""
+def _folders(config_dir: str | None) -> list[Path]:
+    return [CONF, *([Path(config_dir)] if config_dir else [])]
+
+
+def _keys(parent: str, config_dir: str | None, overrides: list[str]) -> list[str]:
+    """The keys of a section, to suggest from, with the choices among ``overrides`` made."""
+    groups = {path.name for folder in _folders(config_dir) for path in folder.iterdir() if path.is_dir()}
+    chosen = [word for word in overrides if word.partition("=")[0] in groups and "," not in word]
     try:
-        cfg: Any = _compose([], config_dir)
+        cfg: Any = _compose(chosen, config_dir)
         section = OmegaConf.select(cfg, parent) if parent else cfg
         return [str(key) for key in section if key != "hydra"] if isinstance(section, DictConfig) else []
     except (HydraException, OmegaConfBaseException):
         return []
+
+
+def _choices_with(group: str, leaf: str, config_dir: str | None) -> list[str]:
+    """The choices of ``group`` that bring the key ``leaf`` along, as typed: ``data=text``."""
+    files = [path for folder in _folders(config_dir) for path in sorted((folder / group).glob("*.yaml")) if group]
+    return [f"{group}={path.stem}" for path in files if leaf in (OmegaConf.load(path) or {})]

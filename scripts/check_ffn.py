@@ -61,5 +61,4 @@ def _check(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.path.append(str(Path.cwd()))  # a block of your own is found in the folder the command is typed in
     sys.exit(main())

@@ -13,6 +13,8 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 CASES = [
     (["ffn=swiglue"], "ffn=swiglue is unknown (did you mean swiglu?); choose one of bilinear, geglu, gelu"),
     (["optim.lrr=1"], "unknown key optim.lrr (did you mean lr?)"),
+    (["ffn=swish", "ffn.bta=2"], "unknown key ffn.bta (did you mean beta?)"),
+    (["ffn=gelu", "ffn.beta=1"], "unknown key ffn.beta here; it comes with ffn=swish"),
     (["sed=1"], "unknown key sed (did you mean seed?)"),
     (["ffn=relu,gelu"], "ffn=relu,gelu asks for several runs: add -m"),
     (["seed=0,1"], "seed=0,1 asks for several runs: add -m"),

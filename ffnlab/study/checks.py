@@ -13,6 +13,8 @@ from ffnlab.study.load import Study
 if TYPE_CHECKING:
     import pandas as pd
 
+LEARNED = 0.05  # nats below a unigram model's loss from which on something was learned from context
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -62,6 +64,18 @@ def problems(study: Study) -> list[Problem]:
             found.append(Problem(kind, f"{text}: {len(names)} of {len(cells)} cells ({_list(names)}).", names))
 
     status = cells["status"]
+    finished = cells[status == "finished"]
+    if finished.empty:
+        found.append(Problem("empty", "No cell has finished: there is nothing to conclude from yet."))
+    elif bool((finished.groupby("arm")["loss"].mean() > finished.groupby("arm")["unigram"].max() - LEARNED).all()):
+        found.append(
+            Problem(
+                "unlearned",
+                f"No block learned from context: every mean loss is within {LEARNED} of what the frequencies of single "
+                f"tokens give ({finished['unigram'].max():.3f}). Train longer, or check the learning rate and its "
+                "warm-up, before you compare.",
+            )
+        )
     report("diverged", status == "diverged", "Diverged, without a loss, counted and not averaged")
     report("failed", status == "failed", "Failed")
     report("missing", status == "missing", "Not run yet")
@@ -85,11 +99,20 @@ def problems(study: Study) -> list[Problem]:
 
 
 def _other_code(cells: "pd.DataFrame") -> "pd.Series[bool]":
-    """Cells whose code is not that of most cells."""
-    known = cells.loc[cells["code"] != "", "code"]
-    if known.nunique() < 2:
-        return cells["code"].ne(cells["code"])
-    return (cells["code"] != "") & (cells["code"] != known.mode().iloc[0])
+    """Cells whose package is not that of most cells, or whose code is not that of most cells of their block.
+
+    A block of the user's own has its file in its code, so blocks differ in it by right.
+    """
+    odd = _odd(cells["package_code"])
+    for _, rows in cells.groupby("block"):
+        odd.loc[rows.index] |= _odd(rows["code"])
+    return odd
+
+
+def _odd(values: "pd.Series[str]") -> "pd.Series[bool]":
+    """Which of the known values are not the commonest."""
+    known = values[values != ""]
+    return (values != "") & (values != known.mode().iloc[0]) if len(known) else values.ne(values)
 
 
 def _design(study: Study) -> list[Problem]:

@@ -193,6 +193,8 @@ def _cell(run_dir: Path, name: str, entry: dict[str, Any]) -> dict[str, Any]:
         "revision": str(git.get("revision") or ""),
         "dirty": bool(git.get("dirty", False)),
         "code": str(run.get("code") or ""),
+        "package_code": str(run.get("package_code") or ""),
+        "unigram": _number(run.get("unigram_loss")),
         "device": str(hardware.get("device") or ""),
         "command": str(run.get("command") or ""),
         "hash_data": str(hashes.get("data") or ""),

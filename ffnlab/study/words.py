@@ -132,6 +132,8 @@ def primary_name(analysis: str) -> str:
 def headline(analysis: Analysis) -> str:
     """One sentence for the whole study."""
     study = analysis.study
+    if not (study.cells["status"] == "finished").any():
+        return f"No verdict: 0 of {len(study.cells)} cells finished."
     if analysis.noise:
         n = analysis.noise
         return (

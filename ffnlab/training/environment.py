@@ -43,6 +43,11 @@ def git_state() -> dict[str, Any]:
     return {"revision": git("rev-parse", "HEAD"), "dirty": None if status is None else bool(status)}
 
 
+def package_fingerprint() -> str:
+    """Hash of the package's own part of ``code_fingerprint``: equal for all blocks, wherever they are defined."""
+    return _fingerprint(None)
+
+
 def code_fingerprint(block: type) -> str:
     """Hash of the source that a run's numbers come from: the package, and the file that defines the block.
 

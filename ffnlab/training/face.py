@@ -60,7 +60,7 @@ def run_table(
         table.add_row("mismatch", f"{budget.mismatch:+.2%}", "[red]unmatched[/red]: budget=none")
     table.add_row("FLOPs", f"{flops_per_token:,}", "per token, forward and backward")
     table.add_row("tokens", f"{n_steps * tokens_per_step:,}", f"{tokens_per_step:,} a step")
-    table.add_row("steps", f"{n_steps:,}", f"warm-up {cfg.optim.warmup}, then {cfg.optim.schedule}")
+    table.add_row("steps", f"{n_steps:,}", _schedule(cfg, n_steps))
     return table
 
 
@@ -88,3 +88,10 @@ def say_result(
         console.print(
             f"W&B       wandb sync {wandb_dir}   or   wandb leet {wandb_dir}", highlight=False, soft_wrap=True
         )
+
+
+def _schedule(cfg: RunConfig, n_steps: int) -> str:
+    """The rate's course in words."""
+    if cfg.optim.warmup >= n_steps:
+        return f"all of them warm-up, which takes {cfg.optim.warmup}: the rate never gets to optim.lr"
+    return f"warm-up {cfg.optim.warmup}, then {cfg.optim.schedule}"

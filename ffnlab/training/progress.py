@@ -54,6 +54,11 @@ class ProgressLine(lightning.Callback):
         last = self.curves.last
         return f"loss {last['train/loss']:.3f}  {last['tokens_per_s']:,.0f} tokens/s" if last else ""
 
+    def on_validation_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+        """The last validation takes a while: say what is going on."""
+        if trainer.is_global_zero and trainer.state.fn == "validate":
+            self.console.print("last: the whole validation set, and the last census", highlight=False)
+
     def on_validation_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         """One line for each validation on the way."""
         self._said = time.monotonic()

@@ -37,7 +37,14 @@ from ffnlab.training.checkpoints import (
 )
 from ffnlab.training.copy_task import CopyTaskFailed, CopyTaskGoal, not_finite
 from ffnlab.training.engine import n_processes, quiet_libraries, trainer_arguments
-from ffnlab.training.environment import code_fingerprint, command, git_state, hardware, versions
+from ffnlab.training.environment import (
+    code_fingerprint,
+    command,
+    git_state,
+    hardware,
+    package_fingerprint,
+    versions,
+)
 from ffnlab.training.face import parameters_by_part, run_table, say_result
 from ffnlab.training.guard import Diverged
 from ffnlab.training.interruption import Interrupted, Interruption
@@ -278,6 +285,7 @@ def _record(cfg: RunConfig, prepared: Prepared) -> dict[str, Any]:
         "parameters": parameters_by_part(prepared.network),
         "hashes": prepared.hashes,
         "code": code_fingerprint(locate(cfg.ffn.target)),
+        "package_code": package_fingerprint(),
         "git": git_state(),
         "versions": versions(),
         "hardware": hardware(),

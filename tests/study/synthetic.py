@@ -55,6 +55,7 @@ def run_records(
         "versions": {"torch": "2.13.0", "lightning": "2.6.6"},
         "git": {"revision": "0123456789abcdef0123456789abcdef01234567", "dirty": False},
         "code": "c0de" * 4,
+        "package_code": "c0de" * 4,
         "hardware": {"device": "cpu", "threads": 1},
         "command": f"python train.py ffn={block} seed={seed}",
         "budget": {

@@ -8,6 +8,7 @@ from ffnlab.errors import UserError
 from ffnlab.study.analyse import analyse
 from ffnlab.study.checks import problems, refuse_unequal
 from ffnlab.study.load import load_curves, load_study
+from ffnlab.study.words import headline
 
 VALUES = losses({"gelu": 0.0, "relu": 0.02, "swiglu": -0.06}, range(4))
 
@@ -87,6 +88,7 @@ def test_a_result_that_is_no_number_is_divergence(tmp_path):
     ("change", "kind"),
     [
         ({"code": "other"}, "stale"),
+        ({"package_code": "other"}, "stale"),
         ({"git": {"revision": "abc", "dirty": True}}, "dirty"),
         ({"budget": {"kind": "none", "d_ff": 512, "matched": False, "mismatch": 0.5}}, "unmatched"),
         ({"hardware": {"device": "cuda"}}, "hardware"),
@@ -95,6 +97,33 @@ def test_a_result_that_is_no_number_is_divergence(tmp_path):
 def test_what_is_said_in_red(tmp_path, change, kind):
     study = load_study(write_study(tmp_path / "s", VALUES, cell_changes={("relu", 1): change}))
     assert kind in kinds(study)
+
+
+def test_a_block_of_ones_own_has_code_of_its_own(tmp_path):
+    """Its file is in its fingerprint; that makes no cell stale."""
+    changes = {("relu", seed): {"code": "other"} for seed in range(4)}
+    assert "stale" not in kinds(load_study(write_study(tmp_path / "s", VALUES, cell_changes=changes)))
+
+
+def test_a_study_that_learned_nothing_says_so(tmp_path):
+    for name, unigram, said in (("none", 0.0, True), ("some", 99.0, False)):
+        changes = {(block, seed): {"unigram_loss": unigram} for block in VALUES for seed in range(4)}
+        study = load_study(write_study(tmp_path / name, VALUES, cell_changes=changes))
+        assert ("unlearned" in kinds(study)) is said
+
+
+def test_a_study_without_a_finished_cell_has_no_verdict(tmp_path):
+    changes = {(block, seed): {"status": "running"} for block in VALUES for seed in range(4)}
+    folder = write_study(tmp_path / "s", VALUES, cell_changes=changes)
+    for result in folder.glob("*/result.json"):
+        result.unlink()
+    manifest = json.loads((folder / "study.json").read_text())
+    for cell in manifest["cells"].values() if isinstance(manifest["cells"], dict) else manifest["cells"]:
+        cell["status"] = "running"
+    (folder / "study.json").write_text(json.dumps(manifest))
+    study = load_study(folder)
+    assert "empty" in kinds(study)
+    assert headline(analyse(study)) == "No verdict: 0 of 12 cells finished."
 
 
 def test_unmatched_blocks_are_labelled_wherever_named(tmp_path):
