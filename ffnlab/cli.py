@@ -78,6 +78,8 @@ def _first_look(args: Any, studies: list[str]) -> None:
 
     job = compose_job(list(args.overrides), args.config_dir)
     resume = job.cfg.resume
+    if resume is not None and not str(resume).strip():
+        raise UserError("resume= names no run directory")
     if resume:
         _resume_arguments(args.overrides, str(resume))
         return

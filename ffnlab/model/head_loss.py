@@ -42,8 +42,10 @@ def head_loss(x_BTD: Tensor, head: nn.Linear, targets_BT: Tensor, reduction: str
     if plain and x_BTD.device.type == "cpu":
         loss: Tensor = _InPlace.apply(x_BTD.flatten(0, 1), head.weight, targets_BT.flatten(), reduction)
         return loss
-    logits_BTV = head(x_BTD)
-    return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORE, reduction=reduction)
+    logits_MV = head(x_BTD).flatten(0, 1)
+    if logits_MV.dtype in (torch.bfloat16, torch.float16):
+        logits_MV = logits_MV.float()  # a sum over thousands of tokens has steps of 64 in bfloat16
+    return F.cross_entropy(logits_MV, targets_BT.flatten(), ignore_index=IGNORE, reduction=reduction)
 
 
 def _is_plain(x_BTD: Tensor, head: nn.Linear) -> bool:

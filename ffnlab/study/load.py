@@ -22,7 +22,7 @@ KINDS = ("blocks", "noise_floor", "lr_sensitivity")
 # Settings that name a cell, a machine or a way to log it; they never make two cells two different blocks.
 NOT_SETTINGS = re.compile(
     r"^(ffn|seed|init_seed|data_seed|study|name|resume|retry|stale|analysis|baseline|kind|experiment)$"
-    r"|^(hydra|logger|trainer|paths|ffn\.(name|target|_target_)|train\.(log_every|val_every|val_batch_size|compile|checkpoint_blocks))(/|\.|$)"
+    r"|^(hydra|logger|trainer(?!\.precision)|paths|ffn\.(name|target|_target_)|train\.(log_every|val_every|val_batch_size|compile|checkpoint_blocks))(/|\.|$)"
 )
 UNMATCHED = " (unmatched)"
 LAYER = re.compile(r"^(?P<metric>[^_].*)_L(?P<layer>\d+)$")

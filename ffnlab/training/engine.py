@@ -36,6 +36,9 @@ def trainer_arguments(cfg: RunConfig) -> dict[str, Any]:
         raise UserError(f"trainer.devices must be positive, or -1 for all there are, not {devices}")
     if not isinstance(parts, int) or isinstance(parts, bool) or parts < 1:
         raise UserError(f"trainer.accumulate_grad_batches must be a positive whole number, not {parts!r}")
+    nodes = arguments.get("num_nodes", 1)
+    if not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 1:
+        raise UserError(f"trainer.num_nodes must be a positive whole number, not {nodes!r}")
     shares = 1 if arguments.get("strategy") == "model_parallel" else n_processes(arguments)
     Cut(cfg.train.batch_size, parts, shares, 0)  # refuses a batch that cannot be shared out evenly
     on_gpu = arguments.get("accelerator") in ("gpu", "cuda", "auto") and torch.cuda.is_available()
@@ -93,6 +96,10 @@ _OWN_ARGUMENTS = {
     "check_val_every_n_epoch": "use train.val_every",
     "logger": "use logger=...",
     "callbacks": "pass them to train()",
+    "limit_train_batches": "use train.tokens",
+    "fast_dev_run": "use train.tokens",
+    "overfit_batches": "use train.tokens, and data.paths for a small text",
+    "barebones": "it would log and save nothing",
     "use_distributed_sampler": "batches are shared out by their step",
     "default_root_dir": "use hydra.run.dir",
     "plugins": "checkpoints are written by the run",

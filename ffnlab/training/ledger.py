@@ -119,10 +119,18 @@ class Ledger(Logger):
         """Go on with a run's records after its first ``points`` points; later ones will be made again.
 
         ``step`` is that of the checkpoint the run goes on from, for the record.
+
+        Raises:
+            UserError: points that the checkpoint counted are gone.
         """
         ledger = cls(run_dir, tokens_per_step)
         ledger.record = read_json(run_dir / "run.json")
         kept = read_points(run_dir)[:points]
+        if len(kept) < points:
+            raise UserError(
+                f"{run_dir}/metrics.jsonl can be read up to point {len(kept)}, and the checkpoint of step {step} comes "
+                f"after point {points}: put the file back, or start a new run"
+            )
         ledger.points = len(kept)
         ledger.elapsed = max((float(point.get("seconds", 0.0)) for point in kept), default=0.0)
         write_atomically(run_dir / "metrics.jsonl", "".join(dumps(point) + "\n" for point in kept))

@@ -6,6 +6,7 @@ from typing import Any
 import lightning
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from ffnlab.config import OptimConfig
 from ffnlab.model import IGNORE, LanguageModel
@@ -51,6 +52,16 @@ class LMModule(lightning.LightningModule):
         (plain,) = self._plain
         fill_plain(plain, self.network)
         return plain.train(self.network.training).to(self.device)
+
+    def on_fit_start(self) -> None:
+        """Let every process go through its own share of the validation, however uneven the shares are.
+
+        DDP would send its buffers around in each forward pass, and the process with more batches would wait for ever.
+        Ours are constants.
+        """
+        model = self.trainer.strategy.model
+        if isinstance(model, DistributedDataParallel):
+            model.broadcast_buffers = False
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Mean loss in nats per token of one part of a step."""

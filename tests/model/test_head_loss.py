@@ -164,3 +164,15 @@ def test_in_place_frozen_parts_get_no_gradient(in_place: None) -> None:
     loss_of(x_BTD, head, targets_BT).backward()
     assert head.weight.grad is None
     assert x_BTD.grad is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_logits_are_summed_in_single(dtype: torch.dtype) -> None:
+    """Thousands of losses summed in bfloat16 are rounded to a multiple of 64, and a validation loss with them."""
+    generator = torch.Generator().manual_seed(0)
+    x_BTD = torch.randn(40, 50, D, generator=generator).to(dtype)
+    head = nn.Linear(D, V, bias=False).to(dtype)
+    targets_BT = torch.randint(V, (40, 50), generator=generator)
+    exact = F.cross_entropy(head(x_BTD).double().flatten(0, 1), targets_BT.flatten(), reduction="sum")
+    loss = loss_of(x_BTD, head, targets_BT, "sum")
+    assert loss.item() == pytest.approx(exact.item(), rel=1e-5)

@@ -72,6 +72,19 @@ def test_ddp_is_one_run_with_the_same_losses(tmp_path: Path, alone: Path) -> Non
 
 
 @pytest.mark.slow
+def test_ddp_when_one_process_has_no_validation_batch(tmp_path: Path) -> None:
+    """Buffers (rotary angles, masks) must not be sent around in a pass that the other process does not make."""
+    process = start(
+        tmp_path, [*SHORT, "model.positions=rope", "train.val_tokens=1", "trainer=ddp", "trainer.devices=2"]
+    )
+    try:
+        assert process.wait(200) == 0, (tmp_path / "output.txt").read_text()
+    finally:
+        process.kill()
+    assert record(tmp_path / "run")["status"] == "finished"
+
+
+@pytest.mark.slow
 def test_model_parallel_matches_one_process_and_resumes(tmp_path: Path, alone: Path) -> None:
     process = start(tmp_path, [*SHORT, "trainer=model_parallel"])
     until(lambda: steps_logged(tmp_path / "run") >= 12 or process.poll() is not None, patience=200)

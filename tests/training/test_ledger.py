@@ -77,3 +77,12 @@ def test_reading_what_is_no_ledger(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
         read_json(tmp_path / "run.json")
+
+
+def test_points_that_a_checkpoint_counted_and_are_gone_stop_a_resume(ledger: Ledger) -> None:
+    for step in range(3):
+        ledger.log_metrics({"train/loss": 1.0}, step=step)
+    Ledger.reopen(ledger.run_dir, 1024, step=2, points=3)
+    (ledger.run_dir / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match="up to point 0, and the checkpoint of step 2 comes after point 3"):
+        Ledger.reopen(ledger.run_dir, 1024, step=2, points=3)
