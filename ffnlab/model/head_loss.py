@@ -67,7 +67,7 @@ class _InPlace(torch.autograd.Function):
     def forward(ctx: Any, x_MD: Tensor, weight_VD: Tensor, targets_M: Tensor, reduction: str) -> Tensor:
         """The loss; the one buffer of size ``(M, V)`` ends as probabilities."""
         counts_M = targets_M != IGNORE
-        index_M1 = targets_M.clamp_min(0)[:, None]
+        index_M1 = targets_M.masked_fill(~counts_M, 0)[:, None]
         probs_MV = F.linear(x_MD, weight_VD)
         target_logits_M = probs_MV.gather(1, index_M1)[:, 0]
         largest_M = probs_MV.amax(1)

@@ -176,3 +176,11 @@ def test_half_precision_logits_are_summed_in_single(dtype: torch.dtype) -> None:
     exact = F.cross_entropy(head(x_BTD).double().flatten(0, 1), targets_BT.flatten(), reduction="sum")
     loss = loss_of(x_BTD, head, targets_BT, "sum")
     assert loss.item() == pytest.approx(exact.item(), rel=1e-5)
+
+
+def test_in_place_a_target_that_is_no_token_is_refused(in_place: None) -> None:
+    """Of the negative ones only -100 stands for nothing."""
+    x_BTD, head, targets_BT = example()
+    targets_BT[0, 0] = -1
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        loss_of(x_BTD, head, targets_BT)
