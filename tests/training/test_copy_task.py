@@ -21,7 +21,10 @@ from ffnlab.training.copy_task import CopyTaskFailed, Evidence, diagnose
 STEP = 32 * 17  # tokens
 MESSAGES = {
     "never moved": r"copy task: the loss never moved \(",
+    "barely moved": r"copy task: the loss barely moved \(",
+    "still falling": r"copy task: the loss was still falling \(",
     "stuck": r"copy task: the loss moved but is stuck \(",
+    "a guess": r"copy task: the loss is no better than a guess \(",
     "leak": r"copy task: the loss is 0\.00\d\d, yet generation reproduces \d+ of 32 sequences: a leak from the future",
     "not finite": r"copy task: not finite in step \d+, first in ",
 }
@@ -119,16 +122,45 @@ def _through_a_detached_head(logits: Tensor, targets: Tensor, **options: object)
 _cross_entropy: Callable[..., Tensor] = functional.cross_entropy
 
 
-def test_a_missing_residual_is_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        Block, "forward", lambda self, x: self.ffn(self.ffn_norm(self.attention(self.attention_norm(x))))
-    )
-    message = failure(tmp_path / "run", "stuck", steps=60)
+def test_a_learning_rate_that_is_too_small_is_named_before_any_wiring(tmp_path: Path) -> None:
+    message = failure(tmp_path / "run", "barely moved", "optim.lr=1e-5", steps=120)
+    assert "the learning rate, 1e-05 at most, is too small for so few steps (the weights moved by 5% of " in message
+    assert "wired" not in message
+
+
+def test_too_few_steps_are_named_before_any_wiring(tmp_path: Path) -> None:
+    message = failure(tmp_path / "run", "still falling", steps=30)
+    assert "it needs more steps (train.tokens) or a higher learning rate (optim.lr, now 0.005); else norm" in message
+
+
+def test_a_learning_rate_that_is_too_high_is_named(tmp_path: Path) -> None:
+    message = failure(tmp_path / "run", "a guess", "optim.lr=0.5", steps=60)
+    assert "goal 0.01): the learning rate, 0.5, too high, or attention" in message
+
+
+def _without_residual(self: Block, x: Tensor) -> Tensor:
+    return self.ffn(self.ffn_norm(self.attention(self.attention_norm(x))))
+
+
+def test_a_missing_residual_in_a_deep_network_is_no_better_than_a_guess(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Block, "forward", _without_residual)
+    message = failure(tmp_path / "run", "a guess", "model.n_layers=6", steps=60)
+    assert message.endswith("a guess 2.773, goal 0.01): attention, positions, norm or residual wired wrong")
+
+
+def test_a_residual_that_is_lost_is_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(self: Block, x: Tensor) -> Tensor:
+        return self.ffn(self.ffn_norm(x + self.attention(self.attention_norm(x)).mean(1, keepdim=True)))
+
+    monkeypatch.setattr(Block, "forward", forward)
+    message = failure(tmp_path / "run", "stuck", steps=100)
     assert message.endswith("goal 0.01): norm or residual wired wrong")
 
 
-def test_dropout_that_is_too_high_is_stuck_and_named(tmp_path: Path) -> None:
-    message = failure(tmp_path / "run", "stuck", "model.dropout_embedding=0.9", steps=40)
+def test_dropout_that_is_too_high_is_named(tmp_path: Path) -> None:
+    message = failure(tmp_path / "run", "still falling", "model.dropout_embedding=0.9", steps=40)
     assert "dropout too high (up to 0.9)" in message
 
 
@@ -184,18 +216,27 @@ def test_a_parameter_that_never_learns_is_mentioned_even_when_solved(tmp_path: P
     assert "(but no gradient ever reached blocks.0.ffn.up.weight, " in console.export_text()
 
 
+FLAT, FALLEN = [(300, 2.9)], [(250, 1.5), (300, 1.0)]
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"last": 0.009, "best": 0.009, "exact": 3}, "3 of 32 sequences: a leak"),
-        ({"last": 2.9, "best": 2.9, "worst": 2.9, "lr": 1e-9}, "1e-09 at most, is too small"),
-        ({"last": 9.0, "best": 2.9, "worst": 9.0, "lr": 3.0}, "the learning rate, 3, too high, or norm"),
-        ({"last": 1.0, "best": 1.0, "starved": ["a", "b", "c", "d"]}, "dead gradient in a, b, c and 1 more, or norm"),
+        ({"losses": [(300, 0.009)], "exact": 3}, "3 of 32 sequences: a leak"),
+        ({"losses": FLAT, "lr": 1e-9, "moved": 0.0}, "1e-09 at most, is too small"),
+        ({"losses": [(300, 2.6)], "lr": 1e-5, "moved": 0.12}, "1e-05 at most, is too small for so few steps (the wei"),
+        ({"losses": [(300, 9.0)], "lr": 3.0}, "the learning rate, 3, too high, or att"),
+        ({"losses": [(150, 1.0), (300, 0.99)], "moved": 32.0, "lr": 0.05}, "the learning rate, 0.05, too high, or n"),
+        ({"losses": FALLEN}, "): it needs more steps (train.tokens) or a higher"),
+        ({"losses": [(150, 1.0), (300, 0.99)]}, "stuck (2.900 at the start, 0.990 after 300 steps, goal 0.01): norm"),
+        ({"losses": [(150, 2.76), (300, 2.76)]}, "no better than a guess (2.900 at the start, 2.760 after 300 steps"),
+        ({"losses": [(300, 2.0)], "starved": ["a", "b", "c", "d"]}, "dead gradient in a, b, c and 1 more, or "),
     ],
 )
 def test_the_diagnosis_names_what_was_seen(change: dict, text: str) -> None:
-    seen = Evidence(goal=0.01, first=2.9, worst=2.9, n=32, step=300, lr=5e-3)
+    seen = Evidence(goal=0.01, chance=2.773, n=32, step=300, lr=5e-3, moved=2.0)
     for name, value in change.items():
         setattr(seen, name, value)
+    seen.losses = [(0, 2.9), *seen.losses]
     assert text in diagnose(seen)
     assert not seen.solved
