@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 from ffnlab.composition import CONF, CONFIG_NAME, Job, compose_job
 from ffnlab.errors import UserError
 from ffnlab.run_dir import check_run_dir
+from ffnlab.signals import Interrupted, Signals
 
 FAILED = 1
 
@@ -139,21 +140,26 @@ def _drop_if_empty(run_dir: Path) -> bool:
 
 def run_job(job: Job) -> int:
     """Train one composed job and return the process's exit status."""
+    run_dir = Path(job.run_dir)
+    with contextlib.suppress(ValueError):  # a path relative to where the command was typed reads better
+        run_dir = run_dir.relative_to(Path.cwd())
+    with Signals() as signals:  # before libraries load, which takes seconds and must not be cut short
+        return _run(job, run_dir, signals)
+
+
+def _run(job: Job, run_dir: Path, signals: Signals) -> int:
     from rich.console import Console
 
     from ffnlab.config import from_hydra
-    from ffnlab.training import Diverged, Interrupted, load_config, train
+    from ffnlab.training import Diverged, load_config, train
     from ffnlab.training.interruption import requeue_under_slurm
     from ffnlab.training.parallel import process_rank
     from ffnlab.training.run import disk_message
 
-    run_dir = Path(job.run_dir)
-    with contextlib.suppress(ValueError):  # a path relative to where the command was typed reads better
-        run_dir = run_dir.relative_to(Path.cwd())
     resume = bool(job.cfg.resume)
     try:
         cfg = load_config(run_dir) if resume else from_hydra(job.cfg, job.choices.get("ffn"))
-        train(cfg, run_dir, resume=resume, console=Console())
+        train(cfg, run_dir, resume=resume, console=Console(), signals=signals)
     except UserError as error:
         _drop_if_empty(run_dir)
         return say_error(error)

@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 from omegaconf import DictConfig
@@ -12,6 +13,7 @@ from omegaconf import DictConfig
 from ffnlab.composition import cores
 from ffnlab.config import RunConfig
 from ffnlab.errors import UserError
+from ffnlab.signals import leave_signals_to_parent
 
 
 def check_one_device(cfg: RunConfig) -> None:
@@ -95,6 +97,12 @@ def one_gpu(cfg: RunConfig) -> Iterator[None]:
         return
     cfg.trainer["devices"] = [os.getpid() % count]
     yield
+
+
+def leave_signals_to_command(launcher: Any) -> None:
+    """Let joblib's workers wait through a signal that a terminal sends to all processes of the command."""
+    if "joblib" in type(launcher).__module__:
+        launcher.joblib["initializer"] = leave_signals_to_parent
 
 
 def dismiss_workers(launcher: DictConfig) -> None:

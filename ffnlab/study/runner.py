@@ -24,6 +24,7 @@ from ffnlab.config import StudyConfig, to_plain
 from ffnlab.errors import UserError
 from ffnlab.ffn import locate
 from ffnlab.run_dir import check_run_dir
+from ffnlab.signals import SIGNALS, Interrupted
 from ffnlab.study import manifest, resources, worker
 from ffnlab.study.cells import Cell, State, is_running, look, put_aside
 from ffnlab.study.preflight import Datasets, preflight
@@ -196,21 +197,24 @@ def _launch(
     )
     for name in ("hydra", "hydra_plugins"):  # they announce each job; its own lines say more
         logging.getLogger(name).setLevel(logging.WARNING)
-    with _signals(study_dir, leader) as stop:
+    with _signals(study_dir, leader):
 
         def launch(jobs: list[Cell]) -> None:
             launcher = Plugins.instance().instantiate_launcher(
                 hydra_context=sweep.context, task_function=task, config=sweep.master
             )
+            resources.leave_signals_to_command(launcher)
             launcher.launch([_job(cell, study_dir) for cell in jobs], initial_job_idx=0)
 
         try:
-            _launch_all(study_dir, to_run, launch, lambda: bool(stop))
+            _launch_all(study_dir, to_run, launch, lambda: bool(worker.asked_to_stop(study_dir, leader)))
         finally:
             resources.dismiss_workers(launcher_cfg)
-        if worker.asked_to_stop(study_dir, leader) and not stop:
-            stop.append(signal.SIGINT)  # a cell's own process got the signal
-    return stop[0] if stop else 0
+    stopped = worker.asked_to_stop(study_dir, leader)
+    for cell in _with_status(study_dir, to_run, "running") if stopped else []:
+        if not is_running(study_dir, cell.name):  # ended before it could say so
+            manifest.update_cell(study_dir, cell.name, status="interrupted")
+    return stopped
 
 
 def _job(cell: Cell, study_dir: Path) -> list[str]:
@@ -230,6 +234,8 @@ def _launch_all(
         try:
             return launch(to_run)
         except Exception as error:
+            if stopped():  # the signal that stops the command has ended a worker too
+                return None
             time.sleep(2 * worker.WATCH_S)  # let what is dying die
             suspects = _with_status(study_dir, to_run, "running")
             if not suspects:
@@ -257,7 +263,7 @@ def _first_line(error: Exception) -> str:
 
 
 @contextmanager
-def _signals(study_dir: Path, leader: worker.Leader) -> Iterator[list[int]]:
+def _signals(study_dir: Path, leader: worker.Leader) -> Iterator[None]:
     """Ctrl-C and SIGTERM let the running cells save themselves, and no other begin. A second Ctrl-C quits at once."""
     seen: list[int] = []
 
@@ -265,7 +271,7 @@ def _signals(study_dir: Path, leader: worker.Leader) -> Iterator[list[int]]:
         if seen and signum == signal.SIGINT:
             raise KeyboardInterrupt
         seen.append(signum)
-        worker.ask_to_stop(study_dir, leader)
+        worker.ask_to_stop(study_dir, leader, signum)
         os.write(2, b"\nstopping: cells save themselves after this step; Ctrl-C again quits at once\n")
         for entry in manifest.entries(study_dir).values():
             pid = entry.get("pid")
@@ -275,9 +281,10 @@ def _signals(study_dir: Path, leader: worker.Leader) -> Iterator[list[int]]:
                 except ProcessLookupError:
                     continue
 
-    before = {signum: signal.signal(signum, note) for signum in (signal.SIGINT, signal.SIGTERM)}
+    ours = [s for s in SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]  # nohup's stays ignored
+    before = {signum: signal.signal(signum, note) for signum in ours}
     try:
-        yield seen
+        yield
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
@@ -300,5 +307,5 @@ def _summary(study_dir: Path, cells: Sequence[Cell], stopped: int) -> int:
         print(f"{name}: {entries[name]['status']}: {entries[name].get('error')}", file=sys.stderr)
     if stopped:
         print("stopped; the same command goes on", file=sys.stderr, flush=True)
-        return 128 + stopped
+        return Interrupted(stopped).exit_code
     return 1 if bad or len(by_status.get("finished", [])) < len(cells) else 0

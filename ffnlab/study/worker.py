@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 
 from ffnlab.errors import UserError
+from ffnlab.signals import Interrupted, Signals
 from ffnlab.study import manifest
 from ffnlab.study.cells import LOCKS, held, is_running, look
 from ffnlab.study.resources import clean_torch, one_gpu
@@ -81,25 +82,29 @@ class CellTask:
             sys.path.extend(folder for folder in self.path if folder not in sys.path)
             if self.dies_with_leader:
                 _end_with(self.leader)
-        _in_cell.set()
-        try:
-            return self._run(name)
-        except KeyboardInterrupt:  # between two cells, or before the first step
-            ask_to_stop(Path(self.study_dir), self.leader)
-            return "interrupted"
-        finally:
-            _in_cell.clear()
+        with Signals(quiet=self.dies_with_leader) as signals:
+            _in_cell.set()
+            try:
+                return self._run(name, signals)
+            except Interrupted:  # while it waited
+                return "interrupted"
+            finally:
+                _in_cell.clear()
+                # Also after one that came when the cell was as good as finished. On a cluster each job is on its own.
+                if signals.signum is not None and (self.dies_with_leader or self.leader.is_here):
+                    ask_to_stop(Path(self.study_dir), self.leader, signals.signum)
 
-    def _run(self, name: str) -> str:
+    def _run(self, name: str, signals: Signals) -> str:
         study_dir = Path(self.study_dir)
         run_dir = study_dir / name
         if asked_to_stop(study_dir, self.leader):
-            with contextlib.suppress(OSError):
-                run_dir.rmdir()  # made by Hydra a moment ago
+            _drop_if_empty(run_dir)
             return "pending"
         if is_running(study_dir, name):
             say(f"{name}: waiting, another process is running it")
-        with held(study_dir, name):
+        with ExitStack() as stack:
+            with signals.at_once():
+                stack.enter_context(held(study_dir, name))
             entry = manifest.entries(study_dir)[name]
             state = look(run_dir, entry)
             if state.status == "finished":  # by a process that was waited for
@@ -107,15 +112,15 @@ class CellTask:
             if entry.get("status") in ("failed", "diverged"):  # by that process, too: `retry=true` runs it again
                 return str(entry["status"])
             manifest.update_cell(study_dir, name, status="running", error=None, pid=os.getpid(), host=self.leader.host)
-            return self._train(study_dir, name)
+            return self._train(study_dir, name, signals)
 
-    def _train(self, study_dir: Path, name: str) -> str:
+    def _train(self, study_dir: Path, name: str, signals: Signals) -> str:
         import torch
         from rich.console import Console
 
         from ffnlab.config import from_plain
         from ffnlab.ffn import locate
-        from ffnlab.training import Diverged, Interrupted, train
+        from ffnlab.training import Diverged, train
         from ffnlab.training.environment import code_fingerprint
         from ffnlab.training.interruption import requeue_under_slurm
 
@@ -131,16 +136,14 @@ class CellTask:
             say(f"{name}: {'goes on' if resume else 'starts'}")
             with _own_wandb_run(), one_gpu(cfg), clean_torch():
                 # In a process of its own a cell shares the terminal with others: lines of ours instead of its table.
-                train(cfg, run_dir, resume=resume, console=Console(quiet=not self.leader.is_here))
+                train(cfg, run_dir, resume, Console(quiet=not self.leader.is_here), signals=signals)
             state = look(run_dir, {})
             return record_finished(study_dir, name, state.record, state.result)
         except Interrupted as stop:
             manifest.update_cell(study_dir, name, status="interrupted")
-            say(f"{name}: stopped and saved")
+            say(f"{name}: stopped" if _drop_if_empty(run_dir) else f"{name}: stopped and saved")
             requeue_under_slurm(stop.signum)
-            if self.dies_with_leader or self.leader.is_here:
-                ask_to_stop(study_dir, self.leader)
-            elif stop.signum == signal.SIGUSR1:  # this job's own time limit, no word on the others
+            if not self.dies_with_leader and not self.leader.is_here and stop.signum == signal.SIGUSR1:
                 time.sleep(REQUEUE_S)  # Slurm ends this sitting; returning would tell the command that it is over
             return "interrupted"
         except Diverged as divergence:
@@ -174,6 +177,13 @@ def record_finished(study_dir: Path, name: str, record: dict[str, Any], result: 
     return "finished"
 
 
+def _drop_if_empty(run_dir: Path) -> bool:
+    """Remove the directory that Hydra made a moment ago, unless something is in it."""
+    with contextlib.suppress(OSError):
+        run_dir.rmdir()
+    return not run_dir.exists()
+
+
 def say(line: str) -> None:
     """One whole line, at once, among those of other processes."""
     print(line, flush=True)
@@ -186,14 +196,18 @@ def _stop_file(study_dir: Path, leader: Leader) -> Path:
     return study_dir / LOCKS / f"stop-{leader.host}-{leader.pid}"
 
 
-def ask_to_stop(study_dir: Path, leader: Leader) -> None:
-    """Let no further cell of this command begin."""
-    _stop_file(study_dir, leader).touch()
+def ask_to_stop(study_dir: Path, leader: Leader, signum: int) -> None:
+    """Let no further cell of this command begin, because of this signal."""
+    with contextlib.suppress(FileExistsError), _stop_file(study_dir, leader).open("x") as file:
+        file.write(str(int(signum)))
 
 
-def asked_to_stop(study_dir: Path, leader: Leader) -> bool:
-    """Whether the command was asked to stop."""
-    return _stop_file(study_dir, leader).exists()
+def asked_to_stop(study_dir: Path, leader: Leader) -> int:
+    """The signal because of which the command is to stop, or 0."""
+    try:
+        return int(_stop_file(study_dir, leader).read_text() or signal.SIGTERM)
+    except FileNotFoundError:
+        return 0
 
 
 def forget_stop(study_dir: Path, leader: Leader) -> None:

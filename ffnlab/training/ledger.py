@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers import Logger
 
 from ffnlab.errors import UserError
+
+LOCK = ".lock"
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -86,6 +89,7 @@ class Ledger(Logger):
         self.points = 0
         self.elapsed = 0.0
         self._started = time.perf_counter()
+        self._lock: FileLock | None = None
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
@@ -98,7 +102,7 @@ class Ledger(Logger):
         ``claimed``: it is there, and a kill came before anything else was written.
 
         Raises:
-            UserError: the directory holds a run already, or cannot be written.
+            UserError: the directory holds a run already, or one that is running, or cannot be written.
         """
         ledger = cls(run_dir, tokens_per_step)
         ledger.record = {"status": "running", "created": now(), **record}
@@ -107,6 +111,7 @@ class Ledger(Logger):
             if not claimed:
                 text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
                 create_exclusively(run_dir / "config.yaml", text)
+            ledger._hold()
             ledger.update()
         except FileExistsError:
             raise UserError(f"{run_dir} holds a run already; go on with it by resume={run_dir}") from None
@@ -121,9 +126,10 @@ class Ledger(Logger):
         ``step`` is that of the checkpoint the run goes on from, for the record.
 
         Raises:
-            UserError: points that the checkpoint counted are gone.
+            UserError: points that the checkpoint counted are gone; the run is running.
         """
         ledger = cls(run_dir, tokens_per_step)
+        ledger._hold()
         ledger.record = read_json(run_dir / "run.json")
         kept = read_points(run_dir)[:points]
         if len(kept) < points:
@@ -138,6 +144,21 @@ class Ledger(Logger):
             ledger.record.pop(key, None)
         ledger.update(status="running", resumed=[*ledger.record.get("resumed", []), {"step": step, "at": now()}])
         return ledger
+
+    def _hold(self) -> None:
+        """Let no second process write here; the system lets go when this one ends, however it ends."""
+        self._lock = FileLock(self.run_dir / LOCK, thread_local=False)
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise UserError(f"another process is running {self.run_dir} now") from None
+        except NotImplementedError:  # not every file system has locks
+            self._lock = None
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        if self._lock is not None:
+            self._lock.release()
 
     @classmethod
     def join(cls, run_dir: Path, tokens_per_step: int) -> "Ledger":

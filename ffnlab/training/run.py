@@ -8,7 +8,7 @@ import contextlib
 import errno
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from ffnlab.data import TextTokens
 from ffnlab.errors import UserError
 from ffnlab.ffn import locate
 from ffnlab.run_dir import check_run_dir
+from ffnlab.signals import Interrupted, Signals
 from ffnlab.training.allocator import keep_freed_memory
 from ffnlab.training.batches import Cut, TrainStream, ValStream
 from ffnlab.training.checkpoints import (
@@ -47,7 +48,7 @@ from ffnlab.training.environment import (
 )
 from ffnlab.training.face import parameters_by_part, run_table, say_result
 from ffnlab.training.guard import Diverged
-from ffnlab.training.interruption import Interrupted, Interruption
+from ffnlab.training.interruption import Interruption
 from ffnlab.training.ledger import Ledger, finished_result, read_json
 from ffnlab.training.metrics import Curves, DropoutStream
 from ffnlab.training.module import LMModule
@@ -63,6 +64,7 @@ def train(
     resume: bool = False,
     console: Console | None = None,
     callbacks: Sequence[lightning.Callback] = (),
+    signals: Signals | None = None,
 ) -> dict[str, float]:
     """Train one configuration and return its result.
 
@@ -72,6 +74,7 @@ def train(
         resume: go on from ``run_dir``'s newest checkpoint.
         console: where a person reads along; ``Console(quiet=True)`` for silence.
         callbacks: more Lightning callbacks.
+        signals: where the caller has taken over the process's signals already; otherwise the run does.
 
     Returns:
         The content of ``result.json``: final validation loss (whole set), bits per byte, time, throughput.
@@ -86,8 +89,8 @@ def train(
     console = console if console is not None and first else Console(quiet=not first)
     run_dir = Path(run_dir) if run_dir is not None else Path("outputs") / fresh_run_name(cfg.ffn.name, cfg.seed)
     check_run_dir(run_dir)
-    with Interruption() as interruption, lent_environment():
-        return _train(cfg, run_dir, resume, console, callbacks, interruption, first)
+    with contextlib.nullcontext(signals) if signals else Signals() as signals, lent_environment():
+        return _train(cfg, run_dir, resume, console, callbacks, signals, first)
 
 
 def _train(
@@ -96,7 +99,7 @@ def _train(
     resume: bool,
     console: Console,
     callbacks: Sequence[lightning.Callback],
-    interruption: Interruption,
+    signals: Signals,
     first: bool,
 ) -> dict[str, float]:
     def say(line: str) -> None:
@@ -105,54 +108,36 @@ def _train(
     if resume and first and (finished := finished_result(run_dir)) is not None:
         say(f"{run_dir} is finished already")
         return finished
-    arguments = trainer_arguments(cfg)
-    prepared = prepare_run(cfg)
-    if arguments.get("strategy") == "model_parallel":
-        for block in prepared.network.blocks:
-            check_cut(block.ffn, n_processes(arguments))
-
-    checkpoint: Saved | None = None
-    if not first:
-        ledger = Ledger.join(run_dir, prepared.tokens_per_step)
-        checkpoint = newest_checkpoint(run_dir, say) if resume else None
-    elif resume and (run_dir / "run.json").exists():
-        _check_same(run_dir, prepared)
-        checkpoint = newest_checkpoint(run_dir, say)
-        if checkpoint:
-            load_weights(prepared.network, checkpoint.state, checkpoint.path)
-            ledger = Ledger.reopen(run_dir, prepared.tokens_per_step, checkpoint.step, checkpoint.points)
-        else:
-            ledger = Ledger.reopen(run_dir, prepared.tokens_per_step, step=0, points=0)
-    else:
-        record = _record(cfg, prepared)
-        ledger = Ledger.create(run_dir, prepared.tokens_per_step, to_plain(cfg), record, claimed=resume)
-
-    parameters = parameters_by_part(prepared.network)
-    console.print(
-        run_table(
-            cfg, prepared.budget, parameters, prepared.flops_per_token, prepared.n_steps, prepared.tokens_per_step
-        )
-    )
-    if checkpoint:
-        say(f"going on from step {checkpoint.step} ({checkpoint.path.name})")
+    with signals.at_once():
+        arguments = trainer_arguments(cfg)
+        prepared = prepare_run(cfg)
+        if arguments.get("strategy") == "model_parallel":
+            for block in prepared.network.blocks:
+                check_cut(block.ffn, n_processes(arguments))
+    ledger, checkpoint = _open_ledger(cfg, run_dir, prepared, resume, first, say)
 
     wandb_logger: StepAxes | None = None
     result: dict[str, float] = {}
     goal: CopyTaskGoal | None = None
     try:
-        if first:
-            run_id = ledger.record.get("wandb_id")
-            wandb_logger = open_wandb(cfg, run_dir, prepared.tokens_per_step, console, run_id)
-            if wandb_logger is not None and run_id is None:
-                ledger.update(wandb_id=wandb_logger.experiment.id)
+        with signals.at_once():
+            parameters = parameters_by_part(prepared.network)
+            flops, steps, tokens = prepared.flops_per_token, prepared.n_steps, prepared.tokens_per_step
+            console.print(run_table(cfg, prepared.budget, parameters, flops, steps, tokens))
+            if checkpoint:
+                say(f"going on from step {checkpoint.step} ({checkpoint.path.name})")
+            if first:
+                run_id = ledger.record.get("wandb_id")
+                wandb_logger = open_wandb(cfg, run_dir, prepared.tokens_per_step, console, run_id)
+                if wandb_logger is not None and run_id is None:
+                    ledger.update(wandb_id=wandb_logger.experiment.id)
         if cfg.copy_task is not None:
             goal = CopyTaskGoal(cfg.copy_task, prepared.data, console)
             callbacks = [*callbacks, goal]
-        result = _fit(cfg, prepared, ledger, wandb_logger, arguments, checkpoint, console, callbacks, interruption)
+        result = _fit(cfg, prepared, ledger, wandb_logger, arguments, checkpoint, console, callbacks, signals)
         if goal is not None:
             result |= goal.result
-        interruption.leave()  # what is left takes a moment, and is done
-        ledger.finish(result)
+        ledger.finish(result)  # takes a moment, and is done whatever signal comes
     except BaseException as error:
         _record_failure(ledger, error)
         if goal is not None and isinstance(error, Diverged):
@@ -160,10 +145,29 @@ def _train(
         raise
     finally:
         close_wandb(wandb_logger, result, failed=not result)
+        ledger.close()
     if first:
         wandb_dir = Path(wandb_logger.experiment.settings.sync_dir) if wandb_logger is not None else None
         say_result(console, run_dir, result, ledger.record.get("unigram_loss"), wandb_dir)
     return result
+
+
+def _open_ledger(
+    cfg: RunConfig, run_dir: Path, prepared: Prepared, resume: bool, first: bool, say: Callable[[str], None]
+) -> tuple[Ledger, Saved | None]:
+    """The run's records, and the checkpoint that a resumed run goes on from, with its weights in the network."""
+    if not first:
+        ledger = Ledger.join(run_dir, prepared.tokens_per_step)
+        return ledger, newest_checkpoint(run_dir, say) if resume else None
+    if not resume or not (run_dir / "run.json").exists():
+        record = _record(cfg, prepared)
+        return Ledger.create(run_dir, prepared.tokens_per_step, to_plain(cfg), record, claimed=resume), None
+    _check_same(run_dir, prepared)
+    checkpoint = newest_checkpoint(run_dir, say)
+    if checkpoint:
+        load_weights(prepared.network, checkpoint.state, checkpoint.path)
+    step, points = (checkpoint.step, checkpoint.points) if checkpoint else (0, 0)
+    return Ledger.reopen(run_dir, prepared.tokens_per_step, step, points), checkpoint
 
 
 def _fit(
@@ -175,14 +179,13 @@ def _fit(
     checkpoint: Saved | None,
     console: Console,
     callbacks: Sequence[lightning.Callback],
-    interruption: Interruption,
+    signals: Signals,
 ) -> dict[str, float]:
     module = LMModule(prepared.network, cfg.optim, prepared.n_steps, prepared.data.bytes_per_token)
     if cfg.train.compile:
         prepared.network.compile()
     keep_freed_memory()
     checkpoints = Checkpoints(ledger)
-    interruption.save = checkpoints.save
     census = CensusCallback(
         prepared.data, ledger.run_dir, cfg.census.tokens, cfg.census.final_tokens, title=ledger.run_dir.name
     )
@@ -207,7 +210,7 @@ def _fit(
         # and the census before the curves, which count its time as validation.
         callbacks=[
             checkpoints,
-            interruption,
+            Interruption(signals, checkpoints.save),
             DropoutStream(cfg.seed),
             census,
             curves,
@@ -230,7 +233,12 @@ def _fit(
             ckpt_path=str(checkpoint.path) if checkpoint else None,
             weights_only=True,
         )
-        trainer.validate(module, wholly, verbose=False)
+        # What comes now can be repeated, so a signal need not wait for its end; of several processes none stops alone.
+        with signals.at_once() if trainer.world_size == 1 else contextlib.nullcontext():
+            trainer.validate(module, wholly, verbose=False)
+            weights = module.whole_network().state_dict()
+            if trainer.is_global_zero:
+                _save_weights(weights, ledger.run_dir)
     except NonFiniteError as error:
         lr = float(trainer.optimizers[0].param_groups[0]["lr"]) if trainer.optimizers else cfg.optim.lr
         raise Diverged(trainer.global_step, f"{error.tensor} of layer {error.layer}", lr) from error
@@ -240,9 +248,6 @@ def _fit(
         raise
     finally:
         torch.set_flush_denormal(False)  # the process may have other work, with numbers of its own
-    weights = module.whole_network().state_dict()
-    if trainer.is_global_zero:
-        _save_weights(weights, ledger.run_dir)
     seconds = ledger.seconds
     steps = trainer.global_step  # fewer than n_steps where a goal was reached
     tokens = steps * prepared.tokens_per_step

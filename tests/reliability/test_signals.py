@@ -23,7 +23,9 @@ def training(run: Run, run_dir: Path, step: int = 4) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize(
-    ("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 143), (signal.SIGINT, 130)], ids=lambda v: str(v)
+    ("signum", "code"),
+    [(signal.SIGTERM, 143), (signal.SIGUSR1, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)],
+    ids=lambda v: str(v),
 )
 def test_a_signal_saves_says_so_and_stops(tmp_path: Path, signum: int, code: int) -> None:
     run = Run(tmp_path, LONG)
@@ -79,6 +81,21 @@ def test_a_second_ctrl_c_quits_at_once(tmp_path: Path) -> None:
     assert run.wait(20) == 130
 
 
+class IgnoringHangups:
+    """What ``nohup`` does."""
+
+    def __call__(self) -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def test_under_nohup_a_closed_terminal_stops_nothing(tmp_path: Path) -> None:
+    run = Run(tmp_path, [*TINY, "hydra.run.dir=run"], before=IgnoringHangups())
+    until(training(run, tmp_path / "run"))
+    run.send(signal.SIGHUP)
+    assert run.wait() == 0, run.said
+    assert record(tmp_path / "run")["status"] == "finished"
+
+
 class SignalDuring:
     """Sends this process a signal when ``name`` is called, which is before or after the steps."""
 
@@ -104,11 +121,12 @@ class SignalDuring:
 @pytest.mark.parametrize(
     ("moment", "status"),
     [
+        (SignalDuring("ffnlab.cli", "_run", signal.SIGTERM), None),
         (SignalDuring("ffnlab.training.run", "prepare_run", signal.SIGTERM), None),
         (SignalDuring("ffnlab.training.run", "open_wandb", signal.SIGTERM), "interrupted"),
         (SignalDuring("ffnlab.training.module", "LMModule.validation_step", signal.SIGTERM), "interrupted"),
     ],
-    ids=["preparing the data", "starting W&B", "the first validation"],
+    ids=["loading libraries", "preparing the data", "starting W&B", "the first validation"],
 )
 def test_before_the_first_step_there_is_nothing_to_save(tmp_path: Path, moment: SignalDuring, status: str) -> None:
     run = Run(tmp_path, LONG, before=moment)
@@ -134,6 +152,35 @@ def test_after_the_last_step_the_end_is_repeated(tmp_path: Path, moment: SignalD
     assert record(tmp_path / "run")["status"] == "finished"
 
 
+class SignalInTheLastPicture:
+    """A library that makes something else of an interruption (or nothing), as C extensions do while they load."""
+
+    def __init__(self, error: str | None) -> None:
+        self.error = error
+
+    def __call__(self) -> None:
+        from ffnlab.census import callback
+
+        def draw(*args: object) -> None:
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            except BaseException as interruption:
+                if self.error is not None:
+                    raise ImportError(self.error) from interruption
+
+        callback.draw = draw
+
+
+@pytest.mark.parametrize("error", ["initialization failed", None])
+def test_an_interruption_that_a_library_takes_for_a_failure_is_none(tmp_path: Path, error: str | None) -> None:
+    run = Run(tmp_path, [*TINY, "hydra.run.dir=run"], before=SignalInTheLastPicture(error))
+    assert run.wait() == 143, run.said
+    assert "Traceback" not in run.said
+    assert record(tmp_path / "run")["status"] == "interrupted"
+    train_cli(tmp_path, ["resume=run"])
+    assert record(tmp_path / "run")["status"] == "finished"
+
+
 def test_a_signal_while_the_result_is_written_changes_nothing(tmp_path: Path) -> None:
     train_cli(
         tmp_path,
@@ -141,6 +188,21 @@ def test_a_signal_while_the_result_is_written_changes_nothing(tmp_path: Path) ->
         before=SignalDuring("ffnlab.training.ledger", "Ledger.finish", signal.SIGTERM),
     )
     assert record(tmp_path / "run")["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_a_run_that_runs_is_not_resumed_beside_itself(tmp_path: Path) -> None:
+    run = Run(tmp_path, LONG)
+    until(training(run, tmp_path / "run"))
+    second = Run(tmp_path / "second", [f"resume={tmp_path}/run"])
+    assert second.wait() == 1, second.said
+    assert second.said == f"error: another process is running {tmp_path}/run now\n"
+    run.send(signal.SIGKILL)
+    run.wait()
+    third = Run(tmp_path, ["resume=run"])  # a lock does not outlive its process
+    until(lambda: "going on from step" in third.said or not third.running)
+    third.send(signal.SIGTERM)
+    assert third.wait() == 143, third.said
 
 
 @pytest.mark.parametrize(("signum", "asked"), [(signal.SIGUSR1, "requeue 4711\n"), (signal.SIGTERM, "")])

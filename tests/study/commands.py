@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,10 @@ _FORKS.set_forkserver_preload(["ffnlab.training", "ffnlab.study.runner", "ffnlab
 class Command:
     """``train.py ARGS`` in a process and a process group of its own; what it prints goes to ``output.txt``."""
 
-    def __init__(self, folder: Path, args: Sequence[str], **env: str) -> None:
+    def __init__(self, folder: Path, args: Sequence[str], before: Callable[[], None] | None = None, **env: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.output = folder / "output.txt"
-        self._process = _FORKS.Process(target=_command_line, args=(folder, list(args), env))
+        self._process = _FORKS.Process(target=_command_line, args=(folder, list(args), before, env))
         self._process.start()
 
     @property
@@ -51,6 +51,11 @@ class Command:
     def send(self, signum: int) -> None:
         assert self._process.pid is not None
         os.kill(self._process.pid, signum)
+
+    def send_to_all(self, signum: int) -> None:
+        """As a terminal does, or ``timeout``: to every process that the command has started, too."""
+        assert self._process.pid is not None
+        os.killpg(self._process.pid, signum)
 
     def wait(self, patience: float = 400) -> int:
         """The exit code; negative for a signal that killed it."""
@@ -66,7 +71,8 @@ class Command:
         return self.output.read_text(encoding="utf-8", errors="replace")
 
 
-def _command_line(folder: Path, args: list[str], env: dict[str, str]) -> None:
+def _command_line(folder: Path, args: list[str], before: Callable[[], None] | None, env: dict[str, str]) -> None:
+    os.setpgid(0, 0)
     output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -75,6 +81,8 @@ def _command_line(folder: Path, args: list[str], env: dict[str, str]) -> None:
     sys.argv = ["train.py", *args]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
+    if before is not None:
+        before()
     from ffnlab.cli import main
 
     sys.exit(main())

@@ -1,6 +1,7 @@
 """Studies in real processes that are killed, stopped, and started side by side."""
 
 import json
+import os
 import random
 import re
 import signal
@@ -115,6 +116,51 @@ def test_joblib_workers_end_with_a_killed_command_and_the_study_goes_on(tmp_path
     # Two at a time in processes that are used again: the same numbers as one after the other.
     assert results(study) == results(undisturbed)
     assert {json.loads(path.read_text())["hardware"]["threads"] for path in study.glob("*/run.json")} == {1}
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_to_all_processes_saves_every_cell(tmp_path: Path, undisturbed: Path, signum: int, code: int) -> None:
+    """One of three workers has nothing to do."""
+    study = tmp_path / "outputs" / "s"
+    cells = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=3", "ffn=relu", *STUDY[2:]]
+    command = Command(tmp_path, ["-m", *cells])
+    until(lambda: points_logged(study) >= 8 or not command.running)
+    command.send_to_all(signum)
+    assert command.wait() == code, command.said
+    assert "Traceback" not in command.said
+    assert "stopped and saved" in command.said
+    assert "the same command goes on" in command.said
+    assert set(statuses(study).values()) <= {"interrupted", "finished"}
+    assert not list((study / ".locks").glob("stop-*"))
+    run(tmp_path, cells)
+    expected = {name: result for name, result in results(undisturbed).items() if name in statuses(study)}
+    assert results(study) == expected
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_as_a_cell_finishes_stops_the_study_after_it(tmp_path: Path, signum: int) -> None:
+    study = tmp_path / "outputs" / "s"
+    command = Command(tmp_path, ["-m", *STUDY], before=SignalAsItFinishes(signum))
+    assert command.wait() == 128 + signum, command.said
+    assert sorted(statuses(study).values()) == ["finished", "pending", "pending", "pending"]
+
+
+class SignalAsItFinishes:
+    """Sends this process a signal while a result is written, which nothing stops."""
+
+    def __init__(self, signum: int) -> None:
+        self.signum = signum
+
+    def __call__(self) -> None:
+        from ffnlab.training.ledger import Ledger
+
+        finish = Ledger.finish
+
+        def signalled(ledger: Ledger, result: Any) -> None:
+            os.kill(os.getpid(), self.signum)
+            finish(ledger, result)
+
+        Ledger.finish = signalled  # type: ignore[method-assign,assignment]
 
 
 def test_two_commands_for_one_study_share_the_work(tmp_path: Path, undisturbed: Path) -> None:

@@ -44,6 +44,7 @@ def test_reopening_drops_later_points_and_a_torn_tail(ledger: Ledger) -> None:
     with path.open("a") as file:
         file.write('{"step": 5, "tok')
     assert [p["step"] for p in read_points(ledger.run_dir)] == [0, 1, 2, 3, 4]
+    ledger.close()
     again = Ledger.reopen(ledger.run_dir, 100, step=2, points=3)
     again.log_metrics({"train/loss": 3.0}, step=3)
     assert [p["step"] for p in read_points(ledger.run_dir)] == [0, 1, 2, 3]
@@ -82,7 +83,15 @@ def test_reading_what_is_no_ledger(tmp_path: Path) -> None:
 def test_points_that_a_checkpoint_counted_and_are_gone_stop_a_resume(ledger: Ledger) -> None:
     for step in range(3):
         ledger.log_metrics({"train/loss": 1.0}, step=step)
-    Ledger.reopen(ledger.run_dir, 1024, step=2, points=3)
+    ledger.close()
+    Ledger.reopen(ledger.run_dir, 1024, step=2, points=3).close()
     (ledger.run_dir / "metrics.jsonl").unlink()
     with pytest.raises(UserError, match="up to point 0, and the checkpoint of step 2 comes after point 3"):
         Ledger.reopen(ledger.run_dir, 1024, step=2, points=3)
+
+
+def test_two_processes_do_not_write_one_ledger(ledger: Ledger) -> None:
+    with pytest.raises(UserError, match="another process is running"):
+        Ledger.reopen(ledger.run_dir, 100, step=0, points=0)
+    ledger.close()
+    Ledger.reopen(ledger.run_dir, 100, step=0, points=0).close()
