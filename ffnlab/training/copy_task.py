@@ -81,7 +81,7 @@ class Evidence:
 
     @property
     def fall(self) -> float:
-        """By how much of itself the loss fell from the third to the last quarter of the run; medians, as it is noisy."""
+        """By how much of itself the loss fell from the third to the last quarter of the run; medians, for the noise."""
         late = [loss for step, loss in self.losses if step > 0.75 * self.step]
         before = [loss for step, loss in self.losses if step <= 0.75 * self.step]
         third = [loss for step, loss in self.losses if 0.5 * self.step < step <= 0.75 * self.step] or before[-1:]

@@ -1,11 +1,13 @@
 """The table before a run, and the lines after it."""
 
+import shlex
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from ffnlab.budget import Budget
+from ffnlab.call import call, program
 from ffnlab.config import RunConfig
 from ffnlab.model import LanguageModel
 
@@ -77,17 +79,14 @@ def say_result(
         highlight=False,
         soft_wrap=True,
     )
-    if unigram_loss is not None:
-        line = f"a unigram model of the same tokens: {unigram_loss:.4f} nats per token"
-        console.print(line, highlight=False, soft_wrap=True)
-    console.print(f"run       {run_dir}", highlight=False, soft_wrap=True)
+    lines = [f"run       {run_dir}"]
     if unigram_loss is not None:  # it was text that was learned
-        line = f"sample    python scripts/sample.py {run_dir} --prompt 'To be'"
-        console.print(line, highlight=False, soft_wrap=True)
-    if wandb_dir is not None:
-        console.print(
-            f"W&B       wandb sync {wandb_dir}   or   wandb leet {wandb_dir}", highlight=False, soft_wrap=True
-        )
+        lines.insert(0, f"a unigram model of the same tokens: {unigram_loss:.4f} nats per token")
+        lines.append(f"sample    {call('scripts/sample.py', run_dir, '--prompt', 'To be')}")
+    if wandb_dir is not None:  # a command a line, to be pasted
+        lines += [f"W&B       {shlex.join([program('wandb'), verb, str(wandb_dir)])}" for verb in ("sync", "leet")]
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def _schedule(cfg: RunConfig, n_steps: int) -> str:

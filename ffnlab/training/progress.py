@@ -57,18 +57,22 @@ class ProgressLine(lightning.Callback):
     def on_validation_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         """The last validation takes a while: say what is going on."""
         if trainer.is_global_zero and trainer.state.fn == "validate":
-            self.console.print("last: the whole validation set, and the last census", highlight=False)
+            whole = trainer.val_dataloaders.data.n_val_tokens
+            self.console.print(f"last: all {whole:,} validation tokens, and the last census", highlight=False)
 
     def on_validation_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         """One line for each validation on the way."""
         self._said = time.monotonic()
         if trainer.is_global_zero and trainer.state.fn == "fit":
             metrics = pl_module.val_metrics
-            self.console.print(
-                f"step {trainer.global_step:>6}  val/loss {metrics['val/loss']:.4f}"
-                + (f"  val/bpb {metrics['val/bpb']:.4f}" if "val/bpb" in metrics else ""),
-                highlight=False,
-            )
+            line = f"step {trainer.global_step:>6}  val/loss {metrics['val/loss']:.4f}"
+            if "val/bpb" in metrics:
+                line += f"  val/bpb {metrics['val/bpb']:.4f}"
+            # On the way only the first tokens are read, so that the last of these lines is not the final loss.
+            whole = trainer.val_dataloaders.data.n_val_tokens
+            if metrics["val/tokens"] < whole:
+                line += f"  on {metrics['val/tokens']:,.0f} of {whole:,} tokens"
+            self.console.print(line, highlight=False)
 
     def on_train_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         """Close the bar."""
