@@ -1,140 +1,21 @@
 """The report's pictures: altair charts without a theme, so that the page can draw them light or dark.
 
-Names from configurations enter as data values alone, never as field names or Vega expressions: no name can run code.
 Every chart has a parameter ``pick``: the page's legend sets it to bring one block forward.
 """
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import altair as alt
 
 from ffnlab.study.answer import Analysis
+from ffnlab.study.chart_parts import ZERO, block_color, faded, inline, pick, records, rows_height, spec_of
 from ffnlab.study.chart_theme import VERDICTS, Spec
 from ffnlab.study.statistics import BETTER, NOT_RESOLVED, WORSE
 from ffnlab.study.words import plain
 
 if TYPE_CHECKING:
     import pandas as pd
-
-LEFT_OUT = 0.25  # share of training that loss curves leave out
-ZERO = "datum.value === 0 ? '0' : datum.label"
-AXES = {"step": "steps", "tokens": "tokens", "flops": "training FLOPs", "seconds": "seconds"}
-
-
-def names(analysis: Analysis) -> list[str]:
-    """Arms in the order of their colours: the baseline, then as the study lists them."""
-    base = analysis.study.baseline
-    return [plain(arm) for arm in (base, *(a for a in analysis.study.arms if a != base))]
-
-
-def _color(analysis: Analysis) -> alt.Color:
-    return alt.Color("arm:N", title=None, scale=alt.Scale(domain=names(analysis)))
-
-
-def _data(rows: list[dict[str, Any]]) -> alt.InlineData:
-    # numpy scalars and NaN are no JSON
-    rows = [{k: v.item() if hasattr(v, "item") else v for k, v in row.items()} for row in rows]
-    clean = [{k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()} for row in rows]
-    return alt.InlineData(values=clean)
-
-
-def _records(table: "pd.DataFrame") -> list[dict[str, Any]]:
-    return [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
-
-
-def _pick() -> alt.Parameter:
-    return alt.param(name="pick", value="")
-
-
-def _faded(full: float = 1.0, faint: float = 0.12) -> Any:
-    return alt.condition("pick === '' || datum.arm === pick", alt.value(full), alt.value(faint))
-
-
-def _spec(chart: Any, height: int | Spec) -> Spec:
-    spec: Spec = chart.properties(width="container", height=height).to_dict()
-    spec.pop("config", None)
-    spec["autosize"] = {"type": "fit-x", "contains": "padding"}
-    return spec
-
-
-def _rows_height(n: int) -> int:
-    return max(90, 34 * n + 24)
-
-
-def loss_curves(analysis: Analysis, curves: "pd.DataFrame", axis: str) -> Spec | None:
-    """Validation loss against ``axis`` (a key of `AXES`): the mean over finished cells, a band over all their seeds.
-
-    Cells that did not finish are dashed lines of their own: averaging them would bend the mean where they stop.
-    """
-    points = curves[(curves["metric"] == "val/loss") & (curves["layer"] == -1) & curves[axis].notna()].copy()
-    points["arm"] = points["arm"].map(plain)
-    cells = analysis.compared if analysis.compared is not None else analysis.study.cells
-    status = dict(zip(cells["cell"], cells["status"], strict=True))
-    points["status"] = points["cell"].map(status)
-    done = points[points["status"] == "finished"]
-    broken = points[points["status"].notna() & (points["status"] != "finished")]
-    if done.empty:
-        return None
-    # The first steps fall from ln(vocabulary): they would flatten everything that the study is about. Left out of the
-    # data, as clipping them makes the PNG ten times as slow.
-    done = done[done["step"] >= LEFT_OUT * done["step"].max()]
-    band = done.groupby(["arm", "step"], sort=False).agg(
-        x=(axis, "mean"), mean=("value", "mean"), low=("value", "min"), high=("value", "max"), seeds=("value", "size")
-    )
-    rows = _records(band.reset_index())
-    bottom, top = float(done["value"].min()), float(done["value"].max())
-    pad = 0.03 * (top - bottom) or 0.01
-    broken = broken[(broken["step"] >= done["step"].min()) & broken["value"].between(bottom - pad, top + pad)]
-    x = alt.X(
-        "x:Q",
-        title=AXES[axis],
-        scale=alt.Scale(zero=False),  # the first quarter is left out
-        axis=alt.Axis(format="~s", labelExpr=ZERO, tickCount=5, grid=False),
-    )
-    y_scale = alt.Scale(domain=[bottom - pad, top + pad], zero=False, nice=False)
-    base = alt.Chart(_data(rows))
-    layers = [
-        base.mark_area().encode(
-            x=x,
-            y=alt.Y("low:Q", title="validation loss (nats per token)", scale=y_scale),
-            y2="high:Q",
-            color=_color(analysis),
-            fillOpacity=_faded(0.1, 0.02),
-        ),
-        base.mark_line().encode(x=x, y=alt.Y("mean:Q", scale=y_scale), color=_color(analysis), strokeOpacity=_faded()),
-        base.mark_point(filled=True, size=26).encode(
-            x=x,
-            y=alt.Y("mean:Q", scale=y_scale),
-            color=_color(analysis),
-            fillOpacity=_faded(),
-            strokeOpacity=alt.value(0),
-            tooltip=[
-                alt.Tooltip("arm:N", title="block"),
-                alt.Tooltip("step:Q"),
-                alt.Tooltip("x:Q", title=AXES[axis], format=".4s"),
-                alt.Tooltip("mean:Q", title="mean loss", format=".4f"),
-                alt.Tooltip("low:Q", title="lowest seed", format=".4f"),
-                alt.Tooltip("high:Q", title="highest seed", format=".4f"),
-                alt.Tooltip("seeds:Q"),
-            ],
-        ),
-    ]
-    if not broken.empty:
-        lines = broken.assign(x=broken[axis], mean=broken["value"])[["arm", "cell", "x", "mean", "status"]]
-        layers.append(
-            alt.Chart(_data(_records(lines)))
-            .mark_line(strokeDash=[4, 3], strokeWidth=1.5)
-            .encode(
-                x=x,
-                y=alt.Y("mean:Q", scale=y_scale),
-                color=_color(analysis),
-                detail="cell:N",
-                strokeOpacity=_faded(),
-                tooltip=["cell:N", "status:N", alt.Tooltip("mean:Q", format=".4f")],
-            )
-        )
-    return _spec(alt.layer(*layers).add_params(_pick()), 270)
 
 
 def forest(analysis: Analysis, which: int = 0) -> Spec | None:
@@ -158,7 +39,7 @@ def forest(analysis: Analysis, which: int = 0) -> Spec | None:
         "arm:N", sort=[str(r["arm"]) for r in rows], title=None, axis=alt.Axis(grid=False, ticks=False, domain=False)
     )
     x_title = f"loss minus {plain(analysis.study.baseline)}'s (nats per token; left is better)"
-    base = alt.Chart(_data(rows))
+    base = alt.Chart(inline(rows))
     tip = [
         alt.Tooltip("arm:N", title="block"),
         alt.Tooltip("difference:Q", format="+.4f"),
@@ -176,7 +57,7 @@ def forest(analysis: Analysis, which: int = 0) -> Spec | None:
     wide = base.mark_rule(strokeWidth=1.2).encode(x=x, x2="wide_high:Q")
     thick = base.mark_rule(strokeWidth=5, strokeCap="round", strokeOpacity=0.45).encode(x="low:Q", x2="high:Q")
     point = base.mark_point(filled=True, size=80, opacity=1).encode(x="difference:Q")
-    return _spec(alt.layer(zero, wide, thick, point).add_params(_pick()), _rows_height(len(rows)))
+    return spec_of(alt.layer(zero, wide, thick, point).add_params(pick()), rows_height(len(rows)))
 
 
 def seed_points(analysis: Analysis) -> Spec | None:
@@ -185,7 +66,7 @@ def seed_points(analysis: Analysis) -> Spec | None:
     cells = analysis.compared if analysis.compared is not None else analysis.study.cells
     done = cells[cells["status"] == "finished"]
     columns = ["arm", "cell", "loss", "init_seed", "data_seed"]
-    rows = [row | {"arm": plain(row["arm"])} for row in _records(done[columns])]
+    rows = [row | {"arm": plain(row["arm"])} for row in records(done[columns])]
     if not rows:
         return None
     means = [{"arm": plain(arm.name), "mean": arm.mean} for arm in analysis.arms if arm.n]
@@ -199,22 +80,22 @@ def seed_points(analysis: Analysis) -> Spec | None:
         alt.Tooltip("loss:Q", format=".4f"),
     ]
     points = (
-        alt.Chart(_data(rows))
+        alt.Chart(inline(rows))
         .mark_point(filled=True, size=55)
-        .encode(x=x, y=y, color=_color(analysis), fillOpacity=_faded(0.65), strokeOpacity=alt.value(0), tooltip=tip)
+        .encode(x=x, y=y, color=block_color(analysis), fillOpacity=faded(0.65), strokeOpacity=alt.value(0), tooltip=tip)
     )
     ticks = (
-        alt.Chart(_data(means))
+        alt.Chart(inline(means))
         .mark_tick(thickness=2, size=20)
         .encode(
             x="mean:Q",
             y=y,
-            color=_color(analysis),
-            opacity=_faded(),
+            color=block_color(analysis),
+            opacity=faded(),
             tooltip=["arm:N", alt.Tooltip("mean:Q", format=".4f")],
         )
     )
-    return _spec(alt.layer(points, ticks).add_params(_pick()), _rows_height(len(order)))
+    return spec_of(alt.layer(points, ticks).add_params(pick()), rows_height(len(order)))
 
 
 def dead_maps(analysis: Analysis, curves: "pd.DataFrame", metric: str = "dead/rel") -> dict[str, Spec | None]:
@@ -245,7 +126,7 @@ def dead_maps(analysis: Analysis, curves: "pd.DataFrame", metric: str = "dead/re
         ]
         layers = sorted({row["layer"] for row in rows})
         chart = (
-            alt.Chart(_data(rows))
+            alt.Chart(inline(rows))
             .mark_rect()
             .encode(
                 x=alt.X("step:O", title="step", axis=step_axis),
@@ -254,7 +135,7 @@ def dead_maps(analysis: Analysis, curves: "pd.DataFrame", metric: str = "dead/re
                 tooltip=["layer:O", "step:O", alt.Tooltip("share:Q", title=metric, format=".2%"), "seeds:Q"],
             )
         )
-        maps[arm.name] = _spec(chart, min(320, max(90, 24 * len(layers))))
+        maps[arm.name] = spec_of(chart, min(320, max(90, 24 * len(layers))))
     return maps
 
 
@@ -272,14 +153,14 @@ def _profile(analysis: Analysis, metric: str) -> Spec | None:
     ]
     if not rows or metric.startswith("census/"):
         return None
-    base = alt.Chart(_data(rows)).encode(
+    base = alt.Chart(inline(rows)).encode(
         x=alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0, grid=False)),
         y=alt.Y("value:Q", title=None, axis=alt.Axis(format="~%", tickCount=4)),
-        color=_color(analysis),
-        opacity=_faded(),
+        color=block_color(analysis),
+        opacity=faded(),
         tooltip=[alt.Tooltip("arm:N", title="block"), "layer:O", alt.Tooltip("value:Q", title=metric, format=".2%")],
     )
-    return _spec(alt.layer(base.mark_line(), base.mark_point(filled=True, size=40)).add_params(_pick()), 180)
+    return spec_of(alt.layer(base.mark_line(), base.mark_point(filled=True, size=40)).add_params(pick()), 180)
 
 
 def rate_curves(analysis: Analysis) -> Spec | None:
@@ -290,20 +171,22 @@ def rate_curves(analysis: Analysis) -> Spec | None:
         return None
     tuning = set(analysis.tuning_seeds)
     done = done.assign(arm=done["arm"].map(plain), part=["tuning" if s in tuning else "fresh" for s in done["seed"]])
-    rows = _records(done[["arm", "lr", "loss", "seed", "part"]])
+    rows = records(done[["arm", "lr", "loss", "seed", "part"]])
     means = done[done["part"] == "tuning"].groupby(["arm", "lr"])[["loss"]].mean().reset_index()
     rates = alt.Axis(format="~g", grid=False, values=sorted({row["lr"] for row in rows}))
     x = alt.X("lr:Q", title="learning rate", scale=alt.Scale(type="log", nice=False), axis=rates)
     y = alt.Y("loss:Q", title="final validation loss", scale=alt.Scale(zero=False))
     tip = [alt.Tooltip("arm:N"), alt.Tooltip("lr:Q", format="g"), alt.Tooltip("seed:Q"), alt.Tooltip("part:N")]
     tip.append(alt.Tooltip("loss:Q", format=".4f"))
-    base = alt.Chart(_data(rows)).encode(x=x, y=y, color=_color(analysis), opacity=_faded(0.8), tooltip=tip)
+    base = alt.Chart(inline(rows)).encode(x=x, y=y, color=block_color(analysis), opacity=faded(0.8), tooltip=tip)
     lines = (
-        alt.Chart(_data(_records(means))).mark_line().encode(x=x, y=y, color=_color(analysis), strokeOpacity=_faded())
+        alt.Chart(inline(records(means)))
+        .mark_line()
+        .encode(x=x, y=y, color=block_color(analysis), strokeOpacity=faded())
     )
     tuned = base.transform_filter("datum.part === 'tuning'").mark_point(filled=True, size=45)
     fresh = base.transform_filter("datum.part === 'fresh'").mark_point(filled=False, size=45)
-    return _spec(alt.layer(lines, fresh, tuned).add_params(_pick()), 300)
+    return spec_of(alt.layer(lines, fresh, tuned).add_params(pick()), 300)
 
 
 def noise_grid(analysis: Analysis) -> Spec | None:
@@ -316,7 +199,7 @@ def noise_grid(analysis: Analysis) -> Spec | None:
         for data, loss in zip(analysis.noise.grid.columns, row, strict=True)
     ]
     chart = (
-        alt.Chart(_data(rows))
+        alt.Chart(inline(rows))
         .mark_rect()
         .encode(
             x=alt.X("data:O", title="data seed", axis=alt.Axis(labelAngle=0)),
@@ -325,4 +208,4 @@ def noise_grid(analysis: Analysis) -> Spec | None:
             tooltip=["init:O", "data:O", alt.Tooltip("loss:Q", format=".4f")],
         )
     )
-    return _spec(chart, _rows_height(len(analysis.noise.grid)))
+    return spec_of(chart, rows_height(len(analysis.noise.grid)))

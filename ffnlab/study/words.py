@@ -9,12 +9,28 @@ from ffnlab.study.statistics import BETTER, TOO_FEW, WORSE
 
 NONE = "–"
 WALL_CLOCK = "Wall clock, with whatever else the machine did; for speed use scripts/bench.py."
+MEASURED_ON = (
+    "Measured on part of the validation set (train.val_tokens), so that curves do not end at the losses in the table. "
+    "Where no validation met a run's end, its last point is the final loss, on the whole set."
+)
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~&!])")
 
 
 def plain(text: object) -> str:
     """Text without control characters: names come from configurations and must not drive a terminal."""
     return CONTROL.sub(" ", str(text))
+
+
+def markdown(text: object) -> str:
+    """A name as plain text in Markdown, whatever it holds."""
+    return MARKDOWN.sub(r"\\\1", plain(text)).replace("\\<", "&lt;").replace("\\>", "&gt;")
+
+
+def markdown_code(text: object) -> str:
+    """A command to copy, in a code span; what holds markup or backticks of its own stays escaped text."""
+    shown = plain(text)
+    return markdown(shown) if re.search(r"[`<>]", shown) or not shown.strip() else f"`{shown}`"
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from ffnlab.errors import UserError
 from ffnlab.study import words
 from ffnlab.study.answer import Analysis
-from ffnlab.study.report import escape_markdown
 
 if TYPE_CHECKING:
     from wandb_workspaces.workspaces import Workspace
@@ -95,7 +94,7 @@ def build_workspace(analysis: Analysis, entity: str, project: str, n_layers: int
 
 def table(analysis: Analysis) -> str:
     """The verdicts as a Markdown table, from the ledger."""
-    md = escape_markdown
+    md = words.markdown
     lines = [
         f"**{md(words.headline(analysis))}**",
         "",

@@ -54,10 +54,14 @@ class ProgressLine(lightning.Callback):
         last = self.curves.last
         return f"loss {last['train/loss']:.3f}  {last['tokens_per_s']:,.0f} tokens/s" if last else ""
 
+    def _whole(self, trainer: lightning.Trainer) -> int:
+        stream: Any = trainer.val_dataloaders
+        return int(stream.data.n_val_tokens)
+
     def on_validation_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
         """The last validation takes a while: say what is going on."""
         if trainer.is_global_zero and trainer.state.fn == "validate":
-            whole = trainer.val_dataloaders.data.n_val_tokens
+            whole = self._whole(trainer)
             self.console.print(f"last: all {whole:,} validation tokens, and the last census", highlight=False)
 
     def on_validation_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
@@ -69,7 +73,7 @@ class ProgressLine(lightning.Callback):
             if "val/bpb" in metrics:
                 line += f"  val/bpb {metrics['val/bpb']:.4f}"
             # On the way only the first tokens are read, so that the last of these lines is not the final loss.
-            whole = trainer.val_dataloaders.data.n_val_tokens
+            whole = self._whole(trainer)
             if metrics["val/tokens"] < whole:
                 line += f"  on {metrics['val/tokens']:,.0f} of {whole:,} tokens"
             self.console.print(line, highlight=False)

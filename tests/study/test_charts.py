@@ -1,7 +1,9 @@
+import json
+
 import pytest
 from synthetic import STEPS, losses, write_study
 
-from ffnlab.study import chart_theme, charts
+from ffnlab.study import chart_parts, chart_theme, charts, loss_chart
 from ffnlab.study.analyse import analyse
 from ffnlab.study.load import load_curves, load_study
 
@@ -22,7 +24,7 @@ def values(spec, layer=None):
 
 
 def test_loss_curves_are_mean_and_range_over_finished_seeds(study):
-    spec = charts.loss_curves(*study, "step")
+    spec = loss_chart.loss_curves(*study, "step")
     rows = {(r["arm"], r["step"]): r for r in values(spec, 0)}
     last = rows["gelu", STEPS]
     own = list(VALUES["gelu"].values())
@@ -33,12 +35,12 @@ def test_loss_curves_are_mean_and_range_over_finished_seeds(study):
     assert {r["status"] for r in broken} == {"diverged"}
 
 
-@pytest.mark.parametrize("axis", list(charts.AXES))
+@pytest.mark.parametrize("axis", list(loss_chart.AXES))
 def test_axes(study, axis):
-    spec = charts.loss_curves(*study, axis)
+    spec = loss_chart.loss_curves(*study, axis)
     xs = [r["x"] for r in values(spec, 0)]
     assert max(xs) > 0
-    assert spec["layer"][0]["encoding"]["x"]["title"] == charts.AXES[axis]
+    assert spec["layer"][0]["encoding"]["x"]["title"] == loss_chart.AXES[axis]
     assert chart_theme.png(spec).startswith(b"\x89PNG")
 
 
@@ -78,9 +80,37 @@ def test_an_arm_without_dead_neurons_has_no_map(study):
 
 
 def test_loss_curves_begin_where_the_first_quarter_ends(study):
-    spec = charts.loss_curves(*study, "step")
-    assert min(r["x"] for r in values(spec, 0)) >= charts.LEFT_OUT * STEPS
+    spec = loss_chart.loss_curves(*study, "step")
+    assert min(r["x"] for r in values(spec, 0)) >= loss_chart.LEFT_OUT * STEPS
     assert all(layer["encoding"]["x"]["scale"]["zero"] is False for layer in spec["layer"])
+
+
+def _short(tmp_path, *steps):
+    """A study whose cells were validated at these steps alone."""
+    folder = write_study(tmp_path / "s", VALUES)
+    for path in folder.glob("*/metrics.jsonl"):
+        points = [json.loads(line) for line in path.read_text().splitlines()]
+        kept = [point for point in points if "val/loss" not in point or point["step"] in steps]
+        path.write_text("".join(json.dumps(point) + "\n" for point in kept))
+    loaded = load_study(folder)
+    return analyse(loaded), load_curves(loaded)
+
+
+@pytest.mark.parametrize("axis", list(loss_chart.AXES))
+def test_a_run_too_short_for_a_validation_at_its_end_is_drawn_to_its_end(tmp_path, axis):
+    spec = loss_chart.loss_curves(*_short(tmp_path, 0), axis)
+    rows = {(r["arm"], r["step"]): r for r in values(spec, 0)}
+    assert {step for _, step in rows} == {0, STEPS}
+    assert rows["gelu", STEPS]["mean"] == pytest.approx(sum(VALUES["gelu"].values()) / 5)
+    assert rows["gelu", STEPS]["x"] > rows["gelu", 0]["x"] == 0
+
+
+def test_a_curve_of_one_point_is_a_point(tmp_path):
+    spec = loss_chart.loss_curves(*_short(tmp_path), "step")
+    assert [r["step"] for r in values(spec, 0)] == [STEPS] * 3
+    png = chart_theme.png(spec)
+    nothing = dict(spec, layer=[layer for layer in spec["layer"] if layer["mark"]["type"] != "point"])
+    assert len(png) > len(chart_theme.png(nothing)) + 500  # its points are there to be seen
 
 
 def test_profiles_are_final_values_by_layer(study):
@@ -91,8 +121,8 @@ def test_profiles_are_final_values_by_layer(study):
 
 
 def test_the_baseline_has_the_first_colour(study):
-    assert charts.names(study[0])[0] == "gelu"
-    assert charts.loss_curves(*study, "step")["layer"][0]["encoding"]["color"]["scale"]["domain"][0] == "gelu"
+    assert chart_parts.names(study[0])[0] == "gelu"
+    assert loss_chart.loss_curves(*study, "step")["layer"][0]["encoding"]["color"]["scale"]["domain"][0] == "gelu"
 
 
 def _luminance(colour):

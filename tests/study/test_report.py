@@ -1,3 +1,5 @@
+import csv
+import dataclasses
 import json
 import re
 import subprocess
@@ -11,10 +13,10 @@ import pytest
 from rich.console import Console
 from synthetic import EFFECTS, cell_name, losses, write_grid, write_rates, write_study
 
-from ffnlab.study import words
+from ffnlab.study import origin, words
 from ffnlab.study.analyse import analyse
 from ffnlab.study.load import load_study
-from ffnlab.study.report import escape_markdown, figure_names, write_report
+from ffnlab.study.report import figure_names, write_report
 from ffnlab.study.terminal import show
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +85,7 @@ def test_page_and_markdown_hold_every_verdict_in_words(report):
     text = _Text.of(html)
     for arm in analysis.arms:
         assert words.sentence(arm, analysis) in text
-        assert escape_markdown(words.sentence(arm, analysis)) in markdown
+        assert words.markdown(words.sentence(arm, analysis)) in markdown
     assert f"`{analysis.study.command}`" in markdown  # to be copied: no escapes
     for fact in (
         "python train.py -m ffn=gelu",
@@ -161,6 +163,83 @@ def test_names_are_text_everywhere(tmp_path):
     assert "\x1b" not in html + markdown
 
 
+def test_the_cells_lie_beside_as_a_table(report, tmp_path):
+    changes = {
+        ("relu", 1): {"status": "diverged", "error": 'loss, "nan"\nin step 3'},
+        ("swiglu", 2): {"status": "missing"},
+    }
+    folder = write_study(tmp_path / "s", VALUES, cell_changes=changes)
+    (analysis,) = write_report([folder], out=tmp_path / "out", pictures=False)
+    with (tmp_path / "out" / "cells.csv").open(newline="") as file:
+        rows = {row["cell"]: row for row in csv.DictReader(file)}
+    assert len(rows) == len(analysis.study.cells) == 18
+    for cell in analysis.study.cells.to_dict("records"):
+        row = rows[cell["cell"]]
+        assert (row["block"], int(row["seed"]), row["status"]) == (cell["block"], cell["seed"], cell["status"])
+        assert (tmp_path / "out" / row["directory"]).resolve() == (folder / cell["cell"]).resolve()
+        if cell["status"] == "finished":
+            result = json.loads((folder / cell["cell"] / "result.json").read_text())
+            shown = {key: float(row[key]) for key in row if "/" in key and row[key]}
+            assert shown == {key: value for key, value in result.items() if "/" in key and "_L" not in key}
+            assert [float(row[key]) for key in ("tokens", "seconds")] == [result["tokens"], result["seconds"]]
+            assert int(row["params"]) == cell["params"]
+        else:
+            assert row["val/loss"] == ""
+    assert rows[cell_name("relu", 1)]["error"] == 'loss, "nan" in step 3'
+    assert "dead/exact" in rows[cell_name("relu", 0)]
+    assert rows[cell_name("gelu", 0)]["dead/exact"] == ""  # it has no such figure, which is not 0
+
+
+@pytest.mark.parametrize(
+    ("commands", "declared", "said"),
+    [
+        (["python train.py -m ffn=gelu,relu study=s"], {}, ["python train.py -m ffn=gelu,relu study=s"]),
+        (
+            [
+                "python train.py -m ffn=gelu,relu study=s",
+                "python train.py -m ffn=gelu,relu study=s retry=true baseline=relu",
+            ],
+            {"baseline": "relu"},
+            ["python train.py -m ffn=gelu,relu study=s baseline=relu"],
+        ),
+        (
+            ["python train.py -m ffn=gelu,relu analysis=paired study=s", "python train.py ffn=gelu seed=9 study=s"],
+            {"analysis": "paired"},
+            [
+                "python train.py -m ffn=gelu,relu analysis=paired study=s",
+                "python train.py ffn=gelu seed=9 study=s analysis=paired",
+            ],
+        ),
+        (
+            ["python train.py -m 'ffn=gelu,relu' ++baseline=relu"],
+            {"baseline": "swiglu (wide)"},
+            ["python train.py -m ffn=gelu,relu 'baseline=\"swiglu (wide)\"'"],
+        ),
+    ],
+)
+def test_the_commands_make_the_same_study_again(tmp_path, commands, declared, said):
+    folder = write_study(tmp_path / "s", VALUES, command=commands[0], commands=commands, **declared)
+    manifest = json.loads((folder / "study.json").read_text())
+    study = load_study(write_study(tmp_path / "loaded", VALUES))
+    assert origin.commands(dataclasses.replace(study, path=folder, command=manifest["command"])) == said
+
+
+def test_the_report_says_how_to_write_it_again(tmp_path, monkeypatch):
+    folder = write_study(tmp_path / "a b", VALUES)
+    monkeypatch.chdir(tmp_path)
+    (analysis,) = write_report([Path("a b")], out=Path("out"), baseline="relu", pictures=False)
+    assert analysis.study.baseline == "relu"
+    html = _Text.of((tmp_path / "out" / "report.html").read_text())
+    command = re.search(r"This report ?(\S+ \S+ 'a b' --out out --baseline relu)", html)[1]
+    first = (tmp_path / "out" / "report.json").read_bytes()
+    (tmp_path / "out" / "report.json").unlink()
+    env = {"PATH": "/usr/bin", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command + " --no-pictures", shell=True, capture_output=True, text=True, env=env, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "report.json").read_bytes() == first
+    assert folder.is_dir()
+
+
 def test_problems_stand_in_red_at_the_top(tmp_path):
     changes = {
         ("swiglu", 2): {"status": "diverged"},
@@ -174,7 +253,7 @@ def test_problems_stand_in_red_at_the_top(tmp_path):
     for problem in analysis.problems:
         assert problem.text in _Text.of(html)
         assert html.index('class="alarm"') < html.index('id="study-answer"')
-        assert markdown.index(escape_markdown(problem.text)) < markdown.index("## Answer")
+        assert markdown.index(words.markdown(problem.text)) < markdown.index("## Answer")
     assert {p.kind for p in analysis.problems} == {"diverged", "failed", "missing", "stale", "unmatched"}
     assert "RuntimeError: boom" in _Text.of(html)
     out = StringIO()
@@ -351,4 +430,4 @@ def test_words():
     assert words.p_value(0.00001) == "< 0.0001"
     assert words.count(134217728) == "134.22M"
     assert words.plain("a\x1b[2Jb\nc\u202e") == "a [2Jb c "
-    assert escape_markdown("a|b_c<d>") == "a\\|b\\_c&lt;d&gt;"
+    assert words.markdown("a|b_c<d>") == "a\\|b\\_c&lt;d&gt;"

@@ -1,0 +1,104 @@
+"""What one study's report shows: its figures in groups, each with its caption, in the order of the page."""
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ffnlab.study import chart_theme, charts, loss_chart, words
+from ffnlab.study.answer import Analysis
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CHARTS = "charts"  # the folder of PNGs beside the report
+GROUPS = ("differences", "noise", "rates", "other", "curves", "dead", "profiles")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One chart on the page and its PNG."""
+
+    key: str
+    title: str
+    caption: str
+    spec: chart_theme.Spec
+
+    @property
+    def file(self) -> str:
+        """Path of the PNG, relative to the report."""
+        return f"{CHARTS}/{self.key}.png"
+
+
+@dataclass(frozen=True)
+class Page:
+    """One study with everything its report shows."""
+
+    key: str
+    analysis: Analysis
+    groups: dict[str, list[Figure]]
+    never_dead: list[str]  # arms without a dead neuron at any census
+
+
+def page(analysis: Analysis, curves: "pd.DataFrame", prefix: str = "") -> Page:
+    """All figures of one study, in groups, in the order of the page."""
+    key = f"{prefix}-" if prefix else ""
+    groups: dict[str, list[Figure]] = {group: [] for group in GROUPS}
+
+    def add(group: str, name: str, title: str, caption: str, spec: chart_theme.Spec | None) -> None:
+        if spec is not None:
+            groups[group].append(Figure(key + _slug(name), title, caption, spec))
+
+    add(
+        "differences", "forest", "Difference to the baseline",
+        "Thick: the 95% interval of one block by itself. Thin: simultaneous 95% intervals over all blocks; where a "
+        "thin one stays clear of zero, the verdict is better or worse.",
+        charts.forest(analysis),
+    )  # fmt: skip
+    seeds = f"One point a run, the bar is the mean. {words.outlying(analysis)}".strip()
+    add("differences", "seeds", "Every seed", seeds, charts.seed_points(analysis))
+    add(
+        "rates",
+        "rates",
+        "Loss by learning rate",
+        "Filled points and the line: tuning seeds. Hollow: fresh seeds.",
+        charts.rate_curves(analysis),
+    )
+    add(
+        "noise",
+        "grid",
+        "Loss by init seed and data seed",
+        "One run a field; darker is higher.",
+        charts.noise_grid(analysis),
+    )
+    add(
+        "other",
+        "forest-other",
+        "The other analysis, exploratory",
+        "It was not declared as primary; no verdict rests on it.",
+        charts.forest(analysis, 1),
+    )
+    for axis, label in loss_chart.AXES.items():
+        caption = words.WALL_CLOCK if axis == "seconds" else words.MEASURED_ON if axis == "step" else ""
+        add("curves", f"loss-{axis}", f"Against {label}", caption, loss_chart.loss_curves(analysis, curves, axis))
+    maps = charts.dead_maps(analysis, curves)
+    for arm, spec in maps.items():
+        if spec is None:
+            continue
+        top = spec["encoding"]["color"]["scale"]["domain"][1]
+        add("dead", f"dead-{arm}", words.plain(arm), f"Full colour is {words.percent(top)}.", spec)
+    for metric, spec in charts.profiles(analysis).items():
+        add("profiles", f"profile-{metric}", metric, "", spec)
+    taken: set[str] = set()
+    for figures in groups.values():
+        for i, figure in enumerate(figures):
+            name, n = figure.key, 2
+            while name in taken:  # two names that differ only in what a file name cannot hold
+                name, n = f"{figure.key}-{n}", n + 1
+            taken.add(name)
+            figures[i] = dataclasses.replace(figure, key=name)
+    return Page(prefix or "study", analysis, groups, [words.plain(arm) for arm, spec in maps.items() if spec is None])
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower() or "chart"
