@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -118,6 +119,11 @@ def block_down(ffn: nn.Module) -> nn.Linear:
     return down
 
 
+def first_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a hooked module was given, by place or by name."""
+    return args[0] if args else next(iter(kwargs.values()))
+
+
 @torch.no_grad()
 def has_exact_zero(layer: Layer) -> bool:
     """Whether the hidden can be exactly zero on a half line, as with ReLU, so that `dead/exact` means something.
@@ -136,7 +142,11 @@ def has_exact_zero(layer: Layer) -> bool:
     down = ffn.get_submodule(layer.name.rpartition(".")[2])
     x_ND = torch.randn(64, widths(down)[1], generator=torch.Generator().manual_seed(0)).double()
     hidden: list[Tensor] = []
-    with down.register_forward_pre_hook(lambda _, args: hidden.append(args[0].reshape(-1, layer.d_ff))):
+
+    def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        hidden.append(first_argument(args, kwargs).reshape(-1, layer.d_ff))
+
+    with down.register_forward_pre_hook(keep, with_kwargs=True):
         try:
             ffn(x_ND)
         except Exception:  # somebody else's module that is no FFN on its own: not knowing means not reporting

@@ -17,11 +17,11 @@ from ffnlab.census.batches import call, count, first_row, positions, spread, to_
 from ffnlab.census.figures import Columns, figures, with_mean
 from ffnlab.census.gradient import gradient_norms
 from ffnlab.census.health import Moments, NonFiniteError, health_figures
-from ffnlab.census.layers import Layer, find_layers, has_exact_zero, matching
+from ffnlab.census.layers import Layer, find_layers, first_argument, has_exact_zero, matching
 from ffnlab.errors import UserError
 
 
-class CensusError(RuntimeError):
+class CensusError(UserError):
     """A census did not see what it had to see: a hook that did not fire, a token too many or too few."""
 
 
@@ -113,13 +113,13 @@ class _Probe:
         for index, layer in enumerate(self.layers):
             # each hook is defined in a method so that it keeps its own index
             if layer.pre is not None and layer.pre_is_input:
-                stack.enter_context(layer.pre.register_forward_pre_hook(self._pre_input(index)))
+                stack.enter_context(layer.pre.register_forward_pre_hook(self._pre_input(index), with_kwargs=True))
             elif layer.pre is not None:
                 stack.enter_context(layer.pre.register_forward_hook(self._pre_output(index)))
-            stack.enter_context(layer.down.register_forward_pre_hook(self._hidden(index)))
+            stack.enter_context(layer.down.register_forward_pre_hook(self._hidden(index), with_kwargs=True))
             if self.blocks:
                 stack.enter_context(layer.ffn.register_forward_hook(self._ffn_output(index)))
-                stack.enter_context(layer.ffn.register_forward_pre_hook(self._ffn_input(index)))
+                stack.enter_context(layer.ffn.register_forward_pre_hook(self._ffn_input(index), with_kwargs=True))
                 stack.enter_context(self.blocks[index].register_forward_hook(self._residual(index)))
 
     def start_batch(self, mask: Tensor | None, n_positions: int, start: int) -> None:
@@ -148,8 +148,8 @@ class _Probe:
         return rows[: self.n_tokens - self.start]
 
     def _pre_input(self, index: int) -> Callable[..., None]:
-        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
-            self._keep_pre(args[0], index)
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._keep_pre(first_argument(args, kwargs), index)
 
         return hook
 
@@ -165,8 +165,8 @@ class _Probe:
         self.pre[index] = pre
 
     def _hidden(self, index: int) -> Callable[..., None]:
-        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
-            hidden = self._select(args[0], index)
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            hidden = self._select(first_argument(args, kwargs), index)
             _check_finite(hidden, index, "hidden")
             pre = self.pre.get(index)
             # an activation of another width (one that does the gating itself) has no pre-activation per neuron
@@ -179,8 +179,8 @@ class _Probe:
         return hook
 
     def _ffn_input(self, index: int) -> Callable[..., None]:
-        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
-            self.moments[index]["ffn_input"].update(self._select(args[0], index))
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self.moments[index]["ffn_input"].update(self._select(first_argument(args, kwargs), index))
 
         return hook
 

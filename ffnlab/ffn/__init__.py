@@ -3,6 +3,7 @@
 from ffnlab.ffn.activations import ACTIVATIONS, Swish, make_activation
 from ffnlab.ffn.blocks import DenseFFN, GatedFFN
 from ffnlab.ffn.factory import BlockFactory, check_options, locate, make_block
+from ffnlab.ffn.trial import blamed_on, try_block
 
 __all__ = [
     "ACTIVATIONS",
@@ -10,8 +11,10 @@ __all__ = [
     "DenseFFN",
     "GatedFFN",
     "Swish",
+    "blamed_on",
     "check_options",
     "locate",
     "make_activation",
     "make_block",
+    "try_block",
 ]

@@ -9,7 +9,7 @@ from ffnlab.budget import Budget, solve
 from ffnlab.config import RunConfig
 from ffnlab.data import Data, prepare
 from ffnlab.errors import UserError
-from ffnlab.ffn import make_block
+from ffnlab.ffn import blamed_on, make_block, try_block
 from ffnlab.model import LanguageModel, build, shared_init_hash
 from ffnlab.training.batches import order_hash
 
@@ -31,12 +31,14 @@ def prepare_run(cfg: RunConfig) -> Prepared:
     """Prepare the data, solve the budget, build and initialise the network. Writes nothing but the token cache.
 
     Raises:
-        UserError: data that cannot be read, a budget that cannot be met, a length shorter than one batch.
+        UserError: a block that breaks the contract, data that cannot be read, a budget that cannot be met, a length
+            shorter than one batch.
     """
     factory = make_block(cfg.ffn.target, cfg.ffn.options)
-    budget = solve(
-        factory, cfg.model.d_model, cfg.budget.kind, cfg.budget.multiple_of, cfg.budget.tolerance, cfg.budget.d_ff
-    )
+    wanted = cfg.budget
+    with blamed_on(cfg.ffn.target):
+        budget = solve(factory, cfg.model.d_model, wanted.kind, wanted.multiple_of, wanted.tolerance, wanted.d_ff)
+        try_block(factory, cfg.model.d_model, budget.d_ff)
     data: Data = prepare(cfg.data, cfg.model.context_length)
     tokens_per_step = cfg.train.batch_size * data.context_length
     n_steps = cfg.train.tokens // tokens_per_step
