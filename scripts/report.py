@@ -1,6 +1,7 @@
 """Answer a study: ``python scripts/report.py outputs/STUDY [outputs/OTHER ...]``.
 
-Writes report.md, report.html, report.json, cells.csv (a row a cell) and a PNG of each chart into the (first) study's folder, prints the table.
+Writes report.md, report.html, report.json, cells.csv (a row a cell) and a PNG of each chart into the (first) study's
+folder, and prints the table.
 """
 
 import argparse

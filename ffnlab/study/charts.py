@@ -4,6 +4,7 @@ Every chart has a parameter ``pick``: the page's legend sets it to bring one blo
 """
 
 import math
+import re
 from typing import TYPE_CHECKING
 
 import altair as alt
@@ -16,6 +17,8 @@ from ffnlab.study.words import plain
 
 if TYPE_CHECKING:
     import pandas as pd
+
+VARIANT = re.compile(r"_n\d+$")
 
 
 def forest(analysis: Analysis, which: int = 0) -> Spec | None:
@@ -72,7 +75,7 @@ def seed_points(analysis: Analysis) -> Spec | None:
     means = [{"arm": plain(arm.name), "mean": arm.mean} for arm in analysis.arms if arm.n]
     y = alt.Y("arm:N", sort=order, title=None, axis=alt.Axis(grid=False, ticks=False, domain=False))
     title = "final validation loss (nats per token)"
-    x = alt.X("loss:Q", title=title, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5))
+    x = alt.X("loss:Q", title=title, scale=alt.Scale(zero=False, padding=10), axis=alt.Axis(tickCount=5))
     tip = [
         alt.Tooltip("cell:N"),
         alt.Tooltip("init_seed:Q", title="init seed"),
@@ -139,10 +142,14 @@ def dead_maps(analysis: Analysis, curves: "pd.DataFrame", metric: str = "dead/re
     return maps
 
 
-def profiles(analysis: Analysis) -> dict[str, Spec]:
-    """One chart a census figure: its final value by layer, a line an arm."""
+def profiles(analysis: Analysis) -> dict[str, Spec | None]:
+    """One chart a census figure: its final value by layer, a line an arm. None for one that is 0 everywhere.
+
+    Figures that differ from another in their number of tokens alone are left out.
+    """
     metrics = sorted({metric for arm in analysis.arms for metric in arm.by_layer})
-    return {metric: spec for metric in metrics if (spec := _profile(analysis, metric)) is not None}
+    shown = [metric for metric in metrics if not metric.startswith("census/") and not VARIANT.search(metric)]
+    return {metric: _profile(analysis, metric) for metric in shown}
 
 
 def _profile(analysis: Analysis, metric: str) -> Spec | None:
@@ -151,7 +158,7 @@ def _profile(analysis: Analysis, metric: str) -> Spec | None:
         for arm in analysis.arms
         for layer, value in enumerate(arm.by_layer.get(metric, []))
     ]
-    if not rows or metric.startswith("census/"):
+    if not any(row["value"] for row in rows):
         return None
     base = alt.Chart(inline(rows)).encode(
         x=alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0, grid=False)),
@@ -174,7 +181,7 @@ def rate_curves(analysis: Analysis) -> Spec | None:
     rows = records(done[["arm", "lr", "loss", "seed", "part"]])
     means = done[done["part"] == "tuning"].groupby(["arm", "lr"])[["loss"]].mean().reset_index()
     rates = alt.Axis(format="~g", grid=False, values=sorted({row["lr"] for row in rows}))
-    x = alt.X("lr:Q", title="learning rate", scale=alt.Scale(type="log", nice=False), axis=rates)
+    x = alt.X("lr:Q", title="learning rate", scale=alt.Scale(type="log", nice=False, padding=12), axis=rates)
     y = alt.Y("loss:Q", title="final validation loss", scale=alt.Scale(zero=False))
     tip = [alt.Tooltip("arm:N"), alt.Tooltip("lr:Q", format="g"), alt.Tooltip("seed:Q"), alt.Tooltip("part:N")]
     tip.append(alt.Tooltip("loss:Q", format=".4f"))

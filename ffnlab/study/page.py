@@ -38,6 +38,7 @@ class Page:
     analysis: Analysis
     groups: dict[str, list[Figure]]
     never_dead: list[str]  # arms without a dead neuron at any census
+    flat_profiles: list[str]  # census figures that are zero everywhere
 
 
 def page(analysis: Analysis, curves: "pd.DataFrame", prefix: str = "") -> Page:
@@ -64,13 +65,11 @@ def page(analysis: Analysis, curves: "pd.DataFrame", prefix: str = "") -> Page:
         "Filled points and the line: tuning seeds. Hollow: fresh seeds.",
         charts.rate_curves(analysis),
     )
-    add(
-        "noise",
-        "grid",
-        "Loss by init seed and data seed",
-        "One run a field; darker is higher.",
-        charts.noise_grid(analysis),
-    )
+    if analysis.noise is not None:
+        grid = analysis.noise.grid.to_numpy()
+        span = f"from {words.number(grid.min())} to {words.number(grid.max())}"
+        caption = f"One run a field: the stronger the colour, the higher the loss, {span}."
+        add("noise", "grid", "Loss by init seed and data seed", caption, charts.noise_grid(analysis))
     add(
         "other",
         "forest-other",
@@ -79,7 +78,7 @@ def page(analysis: Analysis, curves: "pd.DataFrame", prefix: str = "") -> Page:
         charts.forest(analysis, 1),
     )
     for axis, label in loss_chart.AXES.items():
-        caption = words.WALL_CLOCK if axis == "seconds" else words.MEASURED_ON if axis == "step" else ""
+        caption = words.WALL_CLOCK if axis == "seconds" else ""
         add("curves", f"loss-{axis}", f"Against {label}", caption, loss_chart.loss_curves(analysis, curves, axis))
     maps = charts.dead_maps(analysis, curves)
     for arm, spec in maps.items():
@@ -87,8 +86,11 @@ def page(analysis: Analysis, curves: "pd.DataFrame", prefix: str = "") -> Page:
             continue
         top = spec["encoding"]["color"]["scale"]["domain"][1]
         add("dead", f"dead-{arm}", words.plain(arm), f"Full colour is {words.percent(top)}.", spec)
+    flat = []
     for metric, spec in charts.profiles(analysis).items():
         add("profiles", f"profile-{metric}", metric, "", spec)
+        if spec is None:
+            flat.append(metric)
     taken: set[str] = set()
     for figures in groups.values():
         for i, figure in enumerate(figures):
@@ -97,7 +99,8 @@ def page(analysis: Analysis, curves: "pd.DataFrame", prefix: str = "") -> Page:
                 name, n = f"{figure.key}-{n}", n + 1
             taken.add(name)
             figures[i] = dataclasses.replace(figure, key=name)
-    return Page(prefix or "study", analysis, groups, [words.plain(arm) for arm, spec in maps.items() if spec is None])
+    never_dead = [words.plain(arm) for arm, spec in maps.items() if spec is None]
+    return Page(prefix or "study", analysis, groups, never_dead, flat)
 
 
 def _slug(name: str) -> str:

@@ -14,6 +14,7 @@ from ffnlab.study import chart_theme, words
 from ffnlab.study.analyse import analyse
 from ffnlab.study.answer import Analysis
 from ffnlab.study.chart_parts import names
+from ffnlab.study.charts import VARIANT
 from ffnlab.study.export import as_csv, as_json
 from ffnlab.study.load import load_curves, load_study
 from ffnlab.study.origin import provenance
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     import jinja2
 
 CENSUS_TOKENS = "census/n"
-VARIANT = re.compile(r"_n\d+$")
 
 
 def write_report(

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -118,6 +119,18 @@ def test_profiles_are_final_values_by_layer(study):
     rows = values(spec, 0)
     assert {r["arm"] for r in rows} == {"relu"}  # a figure that a block does not have draws no line
     assert [r["value"] for r in rows] == pytest.approx([0.6, 0.65, 0.7, 0.75])
+
+
+def test_a_profile_of_zeros_and_one_at_fewer_tokens_are_no_charts(study):
+    analysis, _ = study
+    arms = [
+        dataclasses.replace(arm, by_layer={**arm.by_layer, "dead/contrib": [0.0, 0.0], "dead/rel_n16": [0.5, 0.5]})
+        for arm in analysis.arms
+    ]
+    found = charts.profiles(dataclasses.replace(analysis, arms=arms))
+    assert found["dead/contrib"] is None
+    assert "dead/rel_n16" not in found
+    assert found["dead/rel"] is not None
 
 
 def test_the_baseline_has_the_first_colour(study):

@@ -163,6 +163,18 @@ def test_names_are_text_everywhere(tmp_path):
     assert "\x1b" not in html + markdown
 
 
+def test_figures_that_are_zero_everywhere_are_a_sentence(tmp_path):
+    folder = write_study(tmp_path / "s", VALUES)
+    for path in folder.glob("*/result.json"):
+        result = json.loads(path.read_text())
+        path.write_text(
+            json.dumps({key: 0.0 if key.startswith("dormant/") else value for key, value in result.items()})
+        )
+    write_report([folder], pictures=False)
+    for text in (_Text.of((folder / "report.html").read_text()), (folder / "report.md").read_text()):
+        assert "Zero in every layer of every block: dormant/rate." in text
+
+
 def test_the_cells_lie_beside_as_a_table(report, tmp_path):
     changes = {
         ("relu", 1): {"status": "diverged", "error": 'loss, "nan"\nin step 3'},
