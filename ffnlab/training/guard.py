@@ -1,7 +1,7 @@
 """Bad numbers: stop within the step, and say where they began."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -33,23 +33,29 @@ def _bad(value: Any) -> bool:
 
 @contextmanager
 def _watched(network: nn.Module, see: Callable[[str], None]) -> Iterator[None]:
-    def hook(name: str) -> Callable[..., None]:
-        def look(module: nn.Module, inputs: Any, output: Any) -> None:
-            if _bad(output):
+    """Tell of every bad tensor that goes into a module or comes out of one, in the order in which they come to be.
+
+    A module's own arithmetic shows in what it hands on: to the next module inside it, or to the outside.
+    """
+
+    def hooks(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
+        def before(module: nn.Module, inputs: Any, named: dict[str, Any]) -> None:
+            if any(_bad(value) for value in (*inputs, *named.values())):
+                see(f"{name} input")
+
+        def after(module: nn.Module, inputs: Any, output: Any) -> None:
+            if any(_bad(value) for value in (output if isinstance(output, tuple) else (output,))):
                 see(f"{name} output")
 
-        return look
+        return before, after
 
-    handles = [
-        module.register_forward_hook(hook(name))
-        for name, module in network.named_modules()
-        if name and not any(module.children())
-    ]
-    try:
+    with ExitStack() as stack:
+        for name, module in network.named_modules():
+            if name:
+                before, after = hooks(name)
+                stack.enter_context(module.register_forward_pre_hook(before, with_kwargs=True))
+                stack.enter_context(module.register_forward_hook(after))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @torch.no_grad()

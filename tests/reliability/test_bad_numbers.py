@@ -114,6 +114,30 @@ def test_the_part_of_a_step_that_was_bad_is_the_one_looked_into() -> None:
     assert first_nonfinite(network, [(good, good), (bad, bad)]) == "blocks.0.attention_norm output"
 
 
+class Overflowing(GatedFFN):
+    """Its own arithmetic goes wrong, in none of its modules."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(24, 64)
+        self.where = where
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.act(self.gate(x)) * self.up(x)
+        if self.where == "hidden":
+            hidden = hidden * math.inf
+        output = self.down(hidden)
+        return output * math.inf if self.where == "output" else output
+
+
+@pytest.mark.parametrize(("where", "named"), [("hidden", "ffn.down input"), ("output", "ffn output")])
+def test_a_blocks_own_arithmetic_is_named(where: str, named: str) -> None:
+    from ffnlab.model import LanguageModel, ModelConfig
+
+    network = LanguageModel(ModelConfig(d_model=24, n_layers=2, n_heads=2), 20, lambda: Overflowing(where))
+    tokens = torch.zeros(2, 8, dtype=torch.long)
+    assert first_nonfinite(network, [(tokens, tokens)]) == f"blocks.0.{named}"
+
+
 @pytest.mark.parametrize("clip", ["optim.grad_clip=1.0", "optim.grad_clip=0"])
 def test_a_huge_learning_rate_ends_as_diverged_on_the_command_line(tmp_path: Path, clip: str) -> None:
     args = [*TINY, "ffn=relu2", "optim.lr=1e30", "optim.warmup=0", clip, "train.val_every=1000", "hydra.run.dir=run"]
