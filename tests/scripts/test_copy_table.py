@@ -1,11 +1,15 @@
 """``scripts/copy_table.py``: a row a block, blocks of one's own, failures with their cause."""
 
+import importlib.util
 from pathlib import Path
 
 import pytest
-from test_check_ffn import load
 
-copy_table = load("copy_table")
+SPEC = importlib.util.spec_from_file_location("copy_table", Path(__file__).parents[2] / "scripts" / "copy_table.py")
+assert SPEC is not None
+assert SPEC.loader is not None
+copy_table = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(copy_table)
 Capture = pytest.CaptureFixture[str]
 
 
