@@ -1,4 +1,7 @@
-"""Repeat the neuron census on a finished run: ``python scripts/census.py RUN_DIR --n 65536``."""
+"""Repeat the neuron census on a finished run: ``python scripts/census.py RUN_DIR --n 65536``.
+
+Prints a line a layer: the neurons that are dead, dormant or sparse, in percent. docs/metrics.md defines the columns.
+"""
 
 import argparse
 import sys
@@ -8,9 +11,11 @@ from ffnlab.cli import guarded
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run_dir", metavar="RUN_DIR", help="a run directory under outputs/")
-    parser.add_argument("--n", type=int, help="tokens to count (default: as many as the run's last census)")
+    parser.add_argument(
+        "--n", type=int, help="tokens to count, at most all there are (default: as in the run's last census)"
+    )
     parser.add_argument(
         "--data", nargs="+", metavar="FILE", help="text files to count on, instead of the run's validation set"
     )

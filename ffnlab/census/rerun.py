@@ -42,4 +42,9 @@ def rerun_table(network: Any, data: ValidationData, n: int, files: Sequence[str 
     Raises `UserError` for files that cannot be read and for `n` below 1.
     """
     tokens = other_text(data, files) if files else data
-    return layer_table(count_network(network, FirstTokens(tokens, 8, n), n, updated=True), title)
+    result = count_network(network, FirstTokens(tokens, 8, n), n, updated=True)
+    table = layer_table(result, title)
+    if result.n < n:
+        where = "the files have" if files else "the validation set has"
+        table.caption = f"{n:,} tokens were asked for; {where} no more than {result.n:,}.\n{table.caption}"
+    return table
