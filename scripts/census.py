@@ -1,6 +1,9 @@
-"""Repeat the neuron census on a finished run: ``python scripts/census.py RUN_DIR --n 65536``.
+"""Count dead, dormant and sparse neurons again, on a finished run.
 
-Prints a line a layer: the neurons that are dead, dormant or sparse, in percent. docs/metrics.md defines the columns.
+    python scripts/census.py RUN_DIR
+    python scripts/census.py RUN_DIR --n 200000 --data my.txt
+
+Prints a line a layer, in percent. docs/metrics.md defines the columns.
 """
 
 import argparse

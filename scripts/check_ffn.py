@@ -4,7 +4,8 @@
     python scripts/check_ffn.py --config-dir my/conf ffn=mine ffn.bias=true
     python scripts/check_ffn.py ffn=gelu --json
 
-Exit status 0: every item passes; 1: at least one fails, or the block cannot be loaded.
+Exit status 0: every item passes; 1: at least one fails, or the block cannot be
+loaded.
 """
 
 import argparse

@@ -4,7 +4,8 @@
     python scripts/copy_table.py --blocks relu,swiglu --seeds 0,1,2 optim.lr=3e-3
     python scripts/copy_table.py --config-dir my/conf --blocks mine,swiglu
 
-Prints a Markdown table of optimiser steps and seconds. Exit status 1 if any run fails; its cause is printed below.
+Prints a Markdown table of optimiser steps and seconds. Exit status 1 if any run
+fails; its cause is printed below.
 """
 
 import argparse

@@ -1,7 +1,10 @@
-"""Answer a study: ``python scripts/report.py outputs/STUDY [outputs/OTHER ...]``.
+"""Answer a study: which block is better, by how much, and how sure that is.
 
-Writes report.md, report.html, report.json, cells.csv (a row a cell) and a PNG of each chart into the (first) study's
-folder, and prints the table.
+    python scripts/report.py outputs/first
+    python scripts/report.py outputs/first outputs/second --out both
+
+Writes into the (first) study's folder: report.html, report.md and a PNG of each
+chart; report.json and cells.csv, with a row a run, for programs. Prints the table.
 """
 
 import argparse
@@ -14,7 +17,7 @@ from ffnlab.errors import UserError
 def main(arguments: list[str] | None = None) -> int:
     """Write the report; exit status 1 with a message where the study cannot be compared."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("studies", nargs="+", type=Path, metavar="STUDY_DIR")
+    parser.add_argument("studies", nargs="+", type=Path, metavar="STUDY_DIR", help="a study's folder under outputs/")
     parser.add_argument("--out", type=Path, help="folder to write into (default: the first study)")
     parser.add_argument("--baseline", help="block to compare with (default: as the study declared)")
     parser.add_argument("--kind", choices=["blocks", "noise_floor", "lr_sensitivity"], help="what the study asks")

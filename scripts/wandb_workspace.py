@@ -1,6 +1,7 @@
-"""A saved W&B view of a study: ``python scripts/wandb_workspace.py outputs/STUDY --entity NAME [--project ffnlab]``.
+"""A saved W&B view of a study: loss by block, difference to the baseline, dead neurons.
 
-``--out FILE`` writes its specification to a file instead, without a server.
+python scripts/wandb_workspace.py outputs/STUDY --entity NAME
+python scripts/wandb_workspace.py outputs/STUDY --out view.json   (no server)
 """
 
 import argparse
@@ -13,9 +14,9 @@ from ffnlab.errors import UserError
 def main(arguments: list[str] | None = None) -> int:
     """Build the view and save or write it; exit status 1 with a message where that fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", type=Path, metavar="STUDY_DIR")
+    parser.add_argument("study", type=Path, metavar="STUDY_DIR", help="a study's folder under outputs/")
     parser.add_argument("--entity", default="", help="W&B user or team")
-    parser.add_argument("--project", default="ffnlab")
+    parser.add_argument("--project", default="ffnlab", help="W&B project (default ffnlab)")
     parser.add_argument("--out", type=Path, help="write the specification to this file, without a server")
     options = parser.parse_args(arguments)
     from ffnlab.study import workspace

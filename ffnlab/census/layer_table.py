@@ -31,8 +31,8 @@ def layer_table(result: Census, title: str = "") -> Table:
     n = result.n
     note = (
         f"In %. N = {n:,} tokens (N/4 = {math.ceil(n / 4):,}, N/16 = {math.ceil(n / 16):,}).\n"
-        f"A neuron silent on N tokens fires on fewer than {3 / n:.1e} of tokens (95%).\n"
-        "What the columns mean, and what they do not: docs/metrics.md."
+        f"Silent on N tokens: fires on fewer than {3 / n:.1e} of tokens (95%).\n"
+        "docs/metrics.md says what the columns mean."
     )
     table = Table(
         title=title,

@@ -46,5 +46,5 @@ def rerun_table(network: Any, data: ValidationData, n: int, files: Sequence[str 
     table = layer_table(result, title)
     if result.n < n:
         where = "the files have" if files else "the validation set has"
-        table.caption = f"{n:,} tokens were asked for; {where} no more than {result.n:,}.\n{table.caption}"
+        table.caption = f"{n:,} tokens were asked for; {where} {result.n:,}.\n{table.caption}"
     return table
