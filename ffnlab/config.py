@@ -172,7 +172,10 @@ def from_plain(values: dict[str, Any]) -> RunConfig:
     from ffnlab.ffn import make_block
 
     values = dict(values)
-    ffn = dict(values.pop("ffn", None) or {})
+    ffn = values.pop("ffn", None) or {}
+    if not isinstance(ffn, dict):
+        raise UserError(f"ffn must be a section with the block's _target_ and options, not {ffn!r}")
+    ffn = dict(ffn)
     target = ffn.pop("_target_", None)
     if not isinstance(target, str):
         raise UserError("the ffn section needs _target_: the block's class, e.g. ffnlab.ffn.GatedFFN")
@@ -202,7 +205,8 @@ def from_hydra(cfg: Any, ffn_choice: str | None) -> RunConfig:
     """Resolve what Hydra composed; the block is called by the name of its YAML file.
 
     Raises:
-        UserError: see ``from_plain``; also a mandatory value (``???``) that was not given.
+        UserError: see ``from_plain``; also a mandatory value (``???``) that was not given, and a network that this
+            machine has no memory for.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -218,7 +222,21 @@ def from_hydra(cfg: Any, ffn_choice: str | None) -> RunConfig:
         values.pop(key, None)
     if isinstance(values.get("ffn"), dict) and ffn_choice:
         values["ffn"].setdefault("name", ffn_choice.rpartition("/")[2])
-    return from_plain(values)
+    from ffnlab.memory import check_memory
+
+    try:
+        run = from_plain(values)
+    except UserError as error:
+        raise UserError(_once(str(error))) from error
+    check_memory(run)
+    return run
+
+
+def _once(lines: str) -> str:
+    """``init_seed`` and ``data_seed`` follow ``seed``: what is wrong with all three is said of ``seed`` alone."""
+    seed = next((line for line in lines.splitlines() if line.startswith("seed ")), "")
+    follow = {f"{part}_{seed}" for part in ("init", "data")} if seed else set()
+    return "\n".join(line for line in lines.splitlines() if line not in follow)
 
 
 def study_from_hydra(cfg: Any) -> StudyConfig:

@@ -8,6 +8,7 @@ from ffnlab.errors import UserError
 from ffnlab.schema import STRICT, PositiveFloat, PositiveInt, Rate
 
 Scheme = Literal["gpt2", "xavier"]
+MOST_HEADS = 65_536
 
 
 @dataclass(config=STRICT)
@@ -49,7 +50,8 @@ class ModelConfig:
             UserError: with what to change.
         """
         if self.d_model % self.n_heads:
-            fits = [n for n in range(1, self.d_model + 1) if self.d_model % n == 0]
+            # Heads beyond the widest networks there are would only take time to look for.
+            fits = [n for n in range(1, min(self.d_model, MOST_HEADS) + 1) if self.d_model % n == 0]
             near = min(fits, key=lambda n: abs(n - self.n_heads))
             raise UserError(f"model.n_heads={self.n_heads} does not divide model.d_model={self.d_model}; {near} would")
         head = self.d_model // self.n_heads
