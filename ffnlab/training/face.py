@@ -92,5 +92,5 @@ def say_result(
 def _schedule(cfg: RunConfig, n_steps: int) -> str:
     """The rate's course in words."""
     if cfg.optim.warmup >= n_steps:
-        return f"all of them warm-up, which takes {cfg.optim.warmup}: the rate never gets to optim.lr"
+        return f"all warm-up (takes {cfg.optim.warmup}): optim.lr is not reached"
     return f"warm-up {cfg.optim.warmup}, then {cfg.optim.schedule}"
