@@ -29,7 +29,7 @@ def analyse(study: Study) -> Analysis:
         UserError: cells that cannot be compared, or a design that does not answer its question.
     """
     refuse_unequal(study)
-    found, cells = problems(study), study.cells
+    found, cells = _damaged(study) + problems(study), study.cells
     chosen: list[Rate] = []
     tuning: list[int] = []
     if study.kind == "lr_sensitivity":
@@ -62,6 +62,15 @@ def analyse(study: Study) -> Analysis:
         scale=remarks.scale(arms, cells, remarks.data_names(study), crossed=noise is not None),
         outlying=remarks.outlying(cells),
     )
+
+
+def _damaged(study: Study, most: int = 3) -> list[Problem]:
+    """One problem for all the cells whose records could not be read."""
+    if not study.damaged:
+        return []
+    names, whole = tuple(sorted(study.damaged)), len(study.cells) + len(study.damaged)
+    said = "; ".join(study.damaged[name] for name in names[:most]) + ("; ..." if len(names) > most else "")
+    return [Problem("damaged", f"Left out, their records are damaged: {len(names)} of {whole} cells ({said}).", names)]
 
 
 def _rate_problems(chosen: list[Rate]) -> list[Problem]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from filelock import FileLock, Timeout
 
+from ffnlab import records
 from ffnlab.errors import UserError
 
 # The state of a study is looked at while it runs, so that reading it must not cost an import of torch.
@@ -87,24 +89,19 @@ class State:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """One JSON object of a study's records, read without what a run itself needs.
+    """One of a study's records, read without what a run itself needs; damaged entries of ``study.json`` are empty.
 
     Raises:
         UserError: it is missing or damaged.
     """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{path} does not hold a JSON object")
-    return value
+    return records.read_study(path)[0] if path.name == records.STUDY else records.read(path)
 
 
 def look(run_dir: Path, entry: dict[str, Any]) -> State:
     """The state of the cell in ``run_dir``; ``entry`` is its line in the manifest.
 
-    A process that was killed leaves ``running`` in its record: without a result that means unfinished.
+    A process that was killed leaves ``running`` in its record: without a result that means unfinished. A result whose
+    loss is no number is a divergence.
     """
     damaged = False
     record: dict[str, Any] = {}
@@ -116,10 +113,13 @@ def look(run_dir: Path, entry: dict[str, Any]) -> State:
             result = read_record(run_dir / "result.json")
     except UserError:
         damaged, record = True, {}
-    if result:
-        return State("finished", record, result)
     listed, own = entry.get("status"), record.get("status")
     error = str(entry.get("error") or record.get("error") or "")
+    if result:
+        loss = result["val/loss"]
+        if loss is not None and math.isfinite(loss):
+            return State("finished", record, result)
+        return State("diverged", record, error=error or "its final validation loss is no number")
     if "diverged" in (listed, own):
         return State("diverged", record, error=error, damaged=damaged)
     if "failed" in (listed, own) and listed != "running":

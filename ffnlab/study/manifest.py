@@ -6,21 +6,22 @@ from typing import Any
 
 from filelock import FileLock
 
+from ffnlab import records
 from ffnlab.config import StudyConfig
 from ffnlab.errors import UserError
 from ffnlab.study.cells import LOCKS, Cell
-from ffnlab.training.ledger import dumps, now, read_json, write_atomically
+from ffnlab.training.ledger import dumps, now, write_atomically
 
-NAME = "study.json"
+NAME = records.STUDY
 
 
 def read(study_dir: Path) -> dict[str, Any]:
-    """The manifest; empty where there is none yet.
+    """The manifest; empty where there is none yet. A damaged entry is empty: ``declare`` fills it again.
 
     Raises:
-        UserError: it is damaged.
+        UserError: it is damaged as a whole.
     """
-    return read_json(study_dir / NAME) if (study_dir / NAME).exists() else {}
+    return records.read_study(study_dir / NAME)[0] if (study_dir / NAME).exists() else {}
 
 
 def entries(study_dir: Path) -> dict[str, dict[str, Any]]:

@@ -249,15 +249,28 @@ def test_the_declared_analysis_is_primary(tmp_path, analysis):
         (lambda f: (f / "study.json").write_text("{"), "cannot be read"),
         (lambda f: (f / "study.json").write_text("[]"), "JSON object"),
         (lambda f: (f / "study.json").write_text('{"cells": {}}'), "holds no runs"),
-        (lambda f: (f / cell_name("gelu", 0) / "run.json").write_text("x"), "cannot be read"),
-        (lambda f: (f / cell_name("gelu", 0) / "config.yaml").write_text("a: [}"), "not valid YAML"),
     ],
 )
-def test_damaged_records(tmp_path, break_it, message):
+def test_a_damaged_study(tmp_path, break_it, message):
     folder = write_study(tmp_path / "s", VALUES)
     break_it(folder)
     with pytest.raises(UserError, match=message):
         load_study(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"), [("run.json", "x", "cannot be read"), ("config.yaml", "a: [}", "not valid YAML")]
+)
+def test_a_cell_with_a_damaged_record_is_left_out_and_named(tmp_path, file, content, message):
+    folder = write_study(tmp_path / "s", VALUES)
+    cell = cell_name("gelu", 0)
+    (folder / cell / file).write_text(content)
+    analysis = analyse(load_study(folder))
+    assert analysis.baseline.n == 3
+    problem = analysis.problems[0]
+    assert (problem.kind, problem.cells) == ("damaged", (cell,))
+    assert "1 of 12 cells" in problem.text
+    assert message in problem.text
 
 
 def test_wrong_places(tmp_path):
