@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ffnlab.call import program
 from ffnlab.errors import UserError
 from ffnlab.study import words
 from ffnlab.study.answer import Analysis
@@ -32,7 +33,8 @@ def build_workspace(analysis: Analysis, entity: str, project: str, n_layers: int
         import wandb_workspaces.workspaces as ws
         from wandb_workspaces import expr
     except ImportError:
-        raise UserError("The W&B view needs the package wandb-workspaces: pip install 'ffnlab[workspace]'.") from None
+        command = f"{program('pip')} install wandb-workspaces"
+        raise UserError(f"The W&B view needs the package wandb-workspaces: {command}") from None
 
     study = analysis.study
     group = "JobType"

@@ -105,18 +105,20 @@ def diagnose(seen: Evidence) -> str:
             cause = f"the learning rate, {seen.lr:g} at most, is too small for so few steps"
         return f"copy task: the loss never moved {course}): {cause}"
     course += f", goal {seen.goal:g})"
-    causes = [f"dead gradient in {_some(seen.starved)}"] if seen.starved else []
-    if seen.dropout > 0:
-        causes.append(f"dropout too high (up to {seen.dropout:g})")
+    dead = [f"dead gradient in {_some(seen.starved)}"] if seen.starved else []
+    dropout = [f"dropout too high (up to {seen.dropout:g})"] if seen.dropout > 0 else []
     if seen.moved < NEAR:
         cause = f"the learning rate, {seen.lr:g} at most, is too small for so few steps"
-        causes.insert(0, f"{cause} (the weights moved by {seen.moved:.0%} of their size)")
-        return f"copy task: the loss barely moved {course}: {', or '.join(causes)}"
-    if seen.last > seen.first or seen.moved > FAR:
-        causes.insert(0, f"the learning rate, {seen.lr:g}, too high")
-    elif seen.last < AT_CHANCE * seen.chance and seen.fall > FALLING:
-        causes.insert(0, f"it needs more steps (train.tokens) or a higher learning rate (optim.lr, now {seen.lr:g})")
-        return f"copy task: the loss was still falling {course}: {', or '.join(causes)}; else {WIRING}"
+        cause += f" (the weights moved by {seen.moved:.0%} of their size)"
+        return f"copy task: the loss barely moved {course}: {', or '.join([cause, *dead, *dropout])}"
+    too_high = seen.last > seen.first or seen.moved > FAR
+    if not too_high and seen.last < AT_CHANCE * seen.chance and seen.fall > FALLING:
+        cause = f"it needs more steps (train.tokens) or a higher learning rate (optim.lr, now {seen.lr:g})"
+        return (
+            f"copy task: the loss was still falling {course}: {', or '.join([*dead, cause, *dropout])}; else {WIRING}"
+        )
+    causes = [f"the learning rate, {seen.lr:g}, too high"] if too_high else []
+    causes += [*dead, *dropout]
     if seen.last < AT_CHANCE * seen.chance:
         return f"copy task: the loss moved but is stuck {course}: {', or '.join([*causes, WIRING])}"
     causes.append(f"attention, positions, {WIRING}")
