@@ -4,16 +4,17 @@ Nothing heavy is imported until a configuration has been composed, so that ``--h
 """
 
 import contextlib
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from ffnlab.arguments import contiguous, read_arguments, wants_text
 from ffnlab.composition import CONF, CONFIG_NAME, Job, compose_job
 from ffnlab.errors import UserError
 from ffnlab.run_dir import check_run_dir
@@ -47,19 +48,34 @@ def guarded(run: Callable[[], int | None]) -> int:
 def main() -> int:
     """Run ``train.py``; returns the exit status."""
     find_own_blocks()
-    args = get_args_parser().parse_args()
-    asks_only = args.help or args.hydra_help or args.cfg or args.info or args.shell_completion
-    if not asks_only:
-        if args.multirun:
-            return guarded(lambda: _study(args))
-        studies: list[str] = []
-        status = guarded(lambda: _first_look(args, studies))
-        if status:
-            return status
-        if studies:
-            return guarded(lambda: _study(args))
+    try:
+        args = read_arguments(sys.argv[1:])
+        if not args.multirun:
+            sys.argv[1:] = contiguous(sys.argv[1:], args.overrides)
+        if wants_text(args):
+            end_with_reader()
+            if args.overrides and not args.multirun:
+                compose_job(list(args.overrides), args.config_dir)  # for its short errors
+            _hydra_main()
+            return 0
+    except UserError as error:
+        return say_error(error)
+    if args.multirun:
+        return guarded(lambda: _study(args))
+    studies: list[str] = []
+    status = guarded(lambda: _first_look(args, studies))
+    if status:
+        return status
+    if studies:
+        return guarded(lambda: _study(args))
     _hydra_main()
     return 0
+
+
+def end_with_reader() -> None:
+    """End in silence when ``| head`` has read enough, as every Unix tool does; not for what has work to save."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 def _study(args: Any) -> int:
@@ -87,6 +103,8 @@ def _first_look(args: Any, studies: list[str]) -> None:
     if job.sweeps:
         raise UserError(f"experiment={job.choices.get('experiment')} is a study of several runs: add -m")
     from_hydra(job.cfg, job.choices.get("ffn"))
+    if not job.run_dir.strip():  # it would be the folder that the command was typed in
+        raise UserError("hydra.run.dir= names no directory")
     check_run_dir(Path(job.run_dir))
     if job.cfg.study:
         studies.append(str(job.cfg.study))
@@ -105,6 +123,8 @@ def _resume_arguments(overrides: list[str], run_dir: str) -> None:
             f"resume goes on with the configuration in {run_dir}; leave out {' '.join(other)}, or start a new run"
         )
     if not (Path(run_dir) / "config.yaml").is_file():
+        if (Path(run_dir) / "study.json").is_file():
+            raise UserError(f"resume={run_dir}: that is a study; it goes on when its command is run again")
         raise UserError(f"resume={run_dir}: that is no run directory, it has no config.yaml")
     check_run_dir(Path(run_dir))
     escaped = run_dir.replace("\\", "\\\\").replace("'", "\\'")
@@ -132,9 +152,11 @@ def resume_command(run_dir: Path) -> str:
 
 
 def _drop_if_empty(run_dir: Path) -> bool:
-    """Remove the directory that Hydra made a moment ago, unless something is in it."""
+    """Remove the directory that Hydra made a moment ago, and ``outputs`` with it, unless something is in it."""
     with contextlib.suppress(OSError):
         run_dir.rmdir()
+        if not run_dir.is_absolute():  # below the folder that the command was typed in
+            run_dir.parent.rmdir()
     return not run_dir.exists()
 
 
@@ -151,14 +173,18 @@ def _run(job: Job, run_dir: Path, signals: Signals) -> int:
     from rich.console import Console
 
     from ffnlab.config import from_hydra
+    from ffnlab.memory import memory_message
     from ffnlab.training import Diverged, load_config, train
     from ffnlab.training.interruption import requeue_under_slurm
+    from ffnlab.training.loading import check_records
     from ffnlab.training.parallel import process_rank
     from ffnlab.training.run import disk_message
 
     resume = bool(job.cfg.resume)
     try:
         cfg = load_config(run_dir) if resume else from_hydra(job.cfg, job.choices.get("ffn"))
+        if resume:
+            check_records(run_dir)
         train(cfg, run_dir, resume=resume, console=Console(), signals=signals)
     except UserError as error:
         _drop_if_empty(run_dir)
@@ -177,4 +203,9 @@ def _run(job: Job, run_dir: Path, signals: Signals) -> int:
         if message is None:
             raise
         return say_error(message)
+    except (RuntimeError, MemoryError) as error:
+        message = memory_message(error)
+        if message is None:
+            raise
+        return say_error(f"{message}; the run is in {run_dir}")
     return 0

@@ -14,7 +14,7 @@ from hydra._internal.callbacks import Callbacks
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -106,10 +106,9 @@ def compose_job(overrides: list[str], config_dir: str | None = None) -> Job:
     """
     with _readable_errors(overrides, config_dir):
         cfg = _compose(overrides, config_dir)
-    hydra_cfg = cfg.hydra
-    choices = {str(k): str(v) for k, v in hydra_cfg.runtime.choices.items()}
-    # hydra.run.dir looks into the hydra section from the root, so it is resolved before the section goes.
-    run_dir = str(hydra_cfg.run.dir)
+        # hydra.run.dir looks into the hydra section from the root, so it is resolved before the section goes.
+        run_dir = str(cfg.hydra.run.dir)
+    choices = {str(k): str(v) for k, v in cfg.hydra.runtime.choices.items()}
     sweeps = _preset_sweep(cfg)
     with _unlocked(cfg):
         del cfg["hydra"]
@@ -175,7 +174,7 @@ def _readable_errors(overrides: list[str], config_dir: str | None) -> Iterator[N
         yield
     except MissingConfigException as error:
         raise UserError(_unknown_choice(error)) from error
-    except (ConfigCompositionException, HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise UserError(_composition_error(error, overrides, config_dir)) from error
 
 
@@ -197,20 +196,35 @@ def _composition_error(error: Exception, overrides: list[str], config_dir: str |
     unknown = re.search(r"Could not override '([^']+)'", text)
     if unknown:
         key = unknown.group(1)
+        preset = next((o for o in overrides if o.lstrip("+").startswith("experiment=")), "")
+        if preset and not any(o.lstrip("+~").startswith(key) for o in overrides):  # nobody typed it
+            return f"{preset} does not go with the rest: it sets {key}, which is not there; leave out what it chooses"
         parent, _, leaf = key.rpartition(".")
         known = _keys(parent, config_dir, overrides)
+        if parent and not known:
+            return f"there is no section '{parent}'{nearest(parent, _keys('', config_dir, []))}"
         if leaf in known:  # the key exists: its value did not fit
             return text.splitlines()[0]
         where = f"{parent} has" if parent else "there are"
         having = [choice for choice in _choices_with(parent, leaf, config_dir) if choice not in overrides]
         if having:
             return f"unknown key {key} here; it comes with {' or '.join(having)}"
-        return f"unknown key {key}{nearest(leaf, known)}; {where} {', '.join(known) or 'no such section'}"
+        if not parent and (places := _sections_with(leaf, config_dir, overrides)):
+            return f"unknown key {key}; write {' or '.join(places)}"
+        more = "; lightning.Trainer's other arguments take a +, as in +trainer.profiler=simple" * (parent == "trainer")
+        return f"unknown key {key}{nearest(leaf, known)}; {where} {', '.join(known) or 'no such section'}{more}"
+    there = re.search(r"An item is already at '([^']+)'", text)
+    if there:
+        return f"{there.group(1)} is there already: write {there.group(1)}=..., without +"
     group = re.search(r"Could not find '([^']+)'|No match in the defaults list for '([^']+)'", text)
     if group:
         name = group.group(1) or group.group(2)
         known = _keys("", config_dir, [])
         return f"there is no group or key '{name}'{nearest(name, known)}"
+    if "Config group override must be" in text:
+        groups = {path.name for folder in _folders(config_dir) for path in folder.iterdir() if path.is_dir()}
+        odd = [o for o in overrides if o.partition("=")[0] in groups and not re.search(r"=[A-Za-z_]", o)]
+        return f"{' '.join(odd)} names no choice; python train.py --help lists them"
     if isinstance(error, OverrideParseException):
         return (
             f"cannot read the override {error.override!r}: write key=value, and quote a value with special characters"
@@ -232,6 +246,12 @@ def _keys(parent: str, config_dir: str | None, overrides: list[str]) -> list[str
         return [str(key) for key in section if key != "hydra"] if isinstance(section, DictConfig) else []
     except (HydraException, OmegaConfBaseException):
         return []
+
+
+def _sections_with(leaf: str, config_dir: str | None, overrides: list[str]) -> list[str]:
+    """Where a key lies that was typed without its section: ``optim.lr``."""
+    sections = _keys("", config_dir, [])
+    return [f"{section}.{leaf}" for section in sections if leaf in _keys(section, config_dir, overrides)]
 
 
 def _choices_with(group: str, leaf: str, config_dir: str | None) -> list[str]:

@@ -5,6 +5,7 @@ study can be watched while it runs; with --watch it ends when no cell is running
 """
 
 import argparse
+import signal
 import sys
 import time
 from pathlib import Path
@@ -37,6 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
                 live.update(content, refresh=True)
         return 0
 
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end in silence when `| head` has read enough
     try:
         return show()
     except UserError as error:

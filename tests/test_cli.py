@@ -1,6 +1,8 @@
 """The command line, in real processes: what is refused, how, and what is left behind."""
 
+import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,7 +49,41 @@ CASES = [
     (["data.paths=*.nothing"], "no file matches"),
     (["data=tinystories", "~data.paths"], "TinyStories"),
     (["resume=nowhere"], "resume=nowhere: that is no run directory"),
-    (["a b c"], "cannot read the override"),
+    (["a b c"], "'a b c' is no key=value: quote a value with spaces"),
+    (["=3"], "=3 names no key"),
+    (["--ffn", "swiglu"], "--ffn is no option: keys have no dashes, write ffn=swiglu"),
+    (["--seed=3"], "write seed=3"),
+    (["-m", "--lr", "3"], "write lr=3"),
+    (["--config-name", "nope"], "--config-name is not used here"),
+    (["--config-path", "x"], "--config-path is not used here"),
+    (["--config-dir", "nowhere"], "--config-dir nowhere: there is no such folder"),
+    (["--cfg", "jobs"], "invalid choice: 'jobs'"),
+    (["--cfg", "job", "ffn=swiglue"], "did you mean swiglu?"),
+    (["swiglu"], "write ffn=swiglu"),
+    (["ffn", "=", "gelu"], "write ffn=CHOICE, without spaces around ="),
+    (["ffn=relu.yaml"], "names a file: write ffn=relu"),
+    (["ffn=3"], "ffn=3 names no choice"),
+    (["ffn=SwiGLU"], "did you mean swiglu?"),
+    (["seed=0..3"], "write -m seed=0,1,2,3"),
+    (["-m", "seed=0..300"], "write seed='range(0,301)'"),
+    (["seed=[0,1]"], "write -m seed=0,1"),
+    (["seed=1", "seed=2"], "seed is given twice: seed=1 and seed=2"),
+    (["seed=fast"], "error: seed must be a whole number, not 'fast'\n"),
+    (["+seed=1"], "seed is there already: write seed=..., without +"),
+    (["~seed"], "'seed'"),
+    (["lr=1e-3"], "unknown key lr; write optim.lr"),
+    (["modle.d_model=3"], "there is no section 'modle' (did you mean model?)"),
+    (["trainer.max_epoch=3"], "take a +"),
+    (["train.tokens=1.5M"], "must be a whole number, such as 1_500_000 or 1.5e6, not '1.5M'"),
+    (["train.tokens=1.5"], "must be a whole number, not 1.5"),
+    (["model.d_model=1000000008", "model.n_heads=1"], "GiB of memory"),
+    (["hydra.run.dir="], "hydra.run.dir= names no directory"),
+    (["study=a/b"], "study must be a name of letters"),
+    (["trainer.strategy=ddp_notebook"], "trainer.strategy=ddp_notebook is not for a run that a command starts"),
+    (["trainer.strategy=foo"], "lightning.Trainer refuses trainer.*"),
+    (["trainer.num_nodes=2"], "needs the other nodes to be started too"),
+    (["-m", "experiment=glu_varaints"], "did you mean glu_variants?"),
+    (["-m", "ffn=relu,gelx", "seed=0,1"], "ffn=gelx is unknown (did you mean gelu?)"),
 ]
 
 
@@ -55,7 +91,7 @@ CASES = [
 def test_bad_input_is_refused_shortly_and_leaves_nothing(
     overrides: list[str], words: str, tiny: list[str], tmp_path: Path, run_script: Run
 ) -> None:
-    groups = {o.split("=")[0] for o in overrides}
+    groups = {o.lstrip("+~").split("=")[0] for o in overrides}
     kept = [o for o in tiny if o.split("=")[0] not in groups]
     if "~data.paths" in overrides:  # another corpus: the text file's keys do not belong to it
         overrides = [o for o in overrides if o != "~data.paths"]
@@ -70,7 +106,7 @@ def test_bad_input_is_refused_shortly_and_leaves_nothing(
     assert "Traceback" not in message + done.stdout
     assert len(message) < 700
     assert len(message.splitlines()) <= 3
-    assert not (tmp_path / "outputs").exists() or not list((tmp_path / "outputs").iterdir())
+    assert not (tmp_path / "outputs").exists()
 
 
 @pytest.mark.parametrize(
@@ -155,6 +191,38 @@ def test_help_fits_a_screen_and_hides_schemas(run_script: Run) -> None:
             compose([word.split(",")[0] for word in words if word != "-m"])
             tried += 1
     assert tried >= 4
+
+
+@pytest.mark.parametrize("command", [["train.py", "--help"], ["train.py", "--cfg", "job"], ["scripts/status.py", "s"]])
+def test_a_reader_that_has_read_enough_ends_it_in_silence(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "study.json").write_text('{"cells": {}}')
+    reading, writing = os.pipe()
+    os.close(reading)  # before anything is written: `| head` may be that quick
+    script = Path(__file__).resolve().parents[1] / command[0]
+    done = subprocess.run(
+        [sys.executable, str(script), *command[1:]], cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE, timeout=120
+    )
+    os.close(writing)
+    assert done.stderr == b""
+
+
+def test_whole_floats_are_whole_numbers() -> None:
+    cfg = compose(["train.tokens=1e5", "seed=2.0", "data=copy"])
+    assert (cfg.train.tokens, cfg.seed) == (100_000, 2)
+    assert isinstance(cfg.train.tokens, int)
+
+
+@pytest.mark.parametrize(("file", "content"), [("result.json", "{}"), ("run.json", '{"status": "x", "hashes": null}')])
+def test_a_damaged_run_does_not_go_on(
+    file: str, content: str, tiny: list[str], tmp_path: Path, run_script: Run
+) -> None:
+    assert run_script("train.py", *tiny, "hydra.run.dir=outputs/mine").returncode == 0
+    (tmp_path / "outputs" / "mine" / file).write_text(content)
+    again = run_script("train.py", "resume=outputs/mine")
+    assert again.returncode == 1
+    assert again.stderr.startswith(f"error: outputs/mine/{file}: ")
+    assert len(again.stderr.splitlines()) == 1
 
 
 def test_sample_refuses_what_is_no_run(tmp_path: Path, run_script: Run) -> None:

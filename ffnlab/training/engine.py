@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import logging
+import os
 import warnings
 from typing import Any
 
@@ -39,6 +40,16 @@ def trainer_arguments(cfg: RunConfig) -> dict[str, Any]:
     nodes = arguments.get("num_nodes", 1)
     if not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 1:
         raise UserError(f"trainer.num_nodes must be a positive whole number, not {nodes!r}")
+    if nodes > 1 and not any(name in os.environ for name in _LAUNCHERS):
+        raise UserError(
+            f"trainer.num_nodes={nodes} needs the other nodes to be started too, by srun or torchrun, or by hand with "
+            "MASTER_ADDR, MASTER_PORT and NODE_RANK set on each: without them this one would wait for ever"
+        )
+    strategy = arguments.get("strategy", "auto")
+    if not isinstance(strategy, str) or any(word in strategy for word in ("spawn", "fork", "notebook")):
+        raise UserError(
+            f"trainer.strategy={strategy} is not for a run that a command starts; use ddp for several processes"
+        )
     shares = 1 if arguments.get("strategy") == "model_parallel" else n_processes(arguments)
     Cut(cfg.train.batch_size, parts, shares, 0)  # refuses a batch that cannot be shared out evenly
     on_gpu = arguments.get("accelerator") in ("gpu", "cuda", "auto") and torch.cuda.is_available()
@@ -76,9 +87,13 @@ def _try(arguments: dict[str, Any]) -> None:
     strategy = make_strategy(arguments.get("strategy", "auto"), n_processes(arguments))
     try:
         lightning.Trainer(**arguments | {"strategy": strategy}, logger=False, **_SILENT)
-    except (MisconfigurationException, ImportError, RuntimeError, TypeError, ValueError) as error:
-        raise UserError(f"lightning.Trainer refuses trainer.*: {str(error).strip().splitlines()[0]}") from error
+    except (MisconfigurationException, ImportError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"lightning.Trainer refuses trainer.*: {first}") from error
 
+
+# One of them is there in every process that a launcher of several nodes starts.
+_LAUNCHERS = ("MASTER_ADDR", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "LSB_JOBID", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 _SILENT: dict[str, Any] = {
     "enable_progress_bar": False,
