@@ -89,7 +89,7 @@ def make_loop(name: str, setting: Setting) -> BareLoop:
     try:
         peer, loss = _PEERS[name](cfg, data)
     except ImportError as error:
-        raise UserError(f"{name} needs {error.name}: pip install 'ffnlab[bench]'") from error
+        raise UserError(f"{name} needs {error.name}: pip install -e '.[bench]' in the project's folder") from error
     return BareLoop(setting, cfg, data, peer, loss)
 
 

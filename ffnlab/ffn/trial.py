@@ -60,6 +60,6 @@ def blamed_on(target: str) -> Iterator[None]:
         frame = next((frame for frame in reversed(frames) if frame.filename == source), frames[-1])
         first = (str(error).strip().splitlines() or [""])[0]
         raise UserError(
-            f"{target} fails: {type(error).__name__}: {first} ({Path(frame.filename).name}, line {frame.lineno})\n"
-            "scripts/check_ffn.py tries every part of what is asked of a block"
+            f"{target} fails in {Path(frame.filename).name}, line {frame.lineno}: {type(error).__name__}: {first}; "
+            "scripts/check_ffn.py tries all that is asked of a block"
         ) from error

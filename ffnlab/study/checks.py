@@ -71,9 +71,9 @@ def problems(study: Study) -> list[Problem]:
         found.append(
             Problem(
                 "unlearned",
-                f"No block learned from context: every mean loss is within {LEARNED} of what the frequencies of single "
-                f"tokens give ({finished['unigram'].max():.3f}). Train longer, or check the learning rate and its "
-                "warm-up, before you compare.",
+                f"No block learned from context: no mean loss is more than {LEARNED} below what the frequencies of "
+                f"single tokens give ({finished['unigram'].max():.3f}). Train longer, or check the learning rate and "
+                "its warm-up, before you compare.",
             )
         )
     report("diverged", status == "diverged", "Diverged, without a loss, counted and not averaged")

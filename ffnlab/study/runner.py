@@ -19,6 +19,7 @@ from typing import Any
 from hydra.core.plugins import Plugins
 from omegaconf import open_dict, read_write
 
+from ffnlab.call import call, override
 from ffnlab.composition import Sweep
 from ffnlab.config import StudyConfig, to_plain
 from ffnlab.errors import UserError
@@ -68,7 +69,7 @@ def run_study(overrides: list[str], config_dir: str | None = None, several: bool
             status = max(status, _run_cells(sweep, settings, study_dir, later, leader, several))
             cells += later
     if several:
-        worker.say(f"report    python scripts/report.py {study_dir}")
+        worker.say(f"report    {call('scripts/report.py', study_dir)}")
     return status
 
 
@@ -218,8 +219,8 @@ def _launch(
 
 
 def _job(cell: Cell, study_dir: Path) -> list[str]:
-    quoted = str(study_dir.absolute()).replace("\\", "\\\\").replace("'", "\\'")
-    where = [f"hydra.sweep.dir='{quoted}'", f"hydra.sweep.subdir={cell.name}"]  # a worker may start in another folder
+    # Absolute, as a worker may start in another folder.
+    where = [override("hydra.sweep.dir", study_dir.absolute()), f"hydra.sweep.subdir={cell.name}"]
     return [*cell.overrides, f"study={cell.cfg.study}", *where]
 
 

@@ -108,7 +108,7 @@ def test_a_block_that_breaks_it_is_told(block: type[nn.Module], said: str) -> No
 def test_an_error_of_its_own_is_said_with_its_place(block: type[nn.Module], said: str) -> None:
     target = f"{__name__}.{block.__name__}"
     with (
-        pytest.raises(UserError, match=rf"{block.__name__} fails: {said} \(test_trial.py, line \d+\)"),
+        pytest.raises(UserError, match=rf"{block.__name__} fails in test_trial.py, line \d+: {said}"),
         blamed_on(target),
     ):
         try_block(block, 16, 32)

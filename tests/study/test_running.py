@@ -242,7 +242,9 @@ def test_a_cell_that_cannot_run_stops_the_study_before_it_starts(own_block: Path
     with pytest.raises(UserError) as caught:
         run_study([BASIC, "ffn=mine", "ffn.width=0,3", "seed=0,1", "study=p", *TINY], str(own_block))
     lines = str(caught.value).splitlines()
-    assert re.match(r"mine-s0-\w+ \(ffn=mine ffn.width=3 seed=0 .*\): RuntimeError: ", lines[0])
+    assert re.match(
+        r"mine-s0-\w+ \(ffn=mine ffn.width=3 seed=0 .*\): mine.Mine fails in mine.py, line 18: RuntimeError: ", lines[0]
+    )
     assert lines[-1] == "nothing was started"
     assert not (folder / "outputs").exists()
 
