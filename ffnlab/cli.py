@@ -15,6 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from ffnlab.arguments import contiguous, read_arguments, wants_text
+from ffnlab.call import call, override
 from ffnlab.composition import CONF, CONFIG_NAME, Job, compose_job
 from ffnlab.errors import UserError
 from ffnlab.run_dir import check_run_dir
@@ -47,6 +48,13 @@ def guarded(run: Callable[[], int | None]) -> int:
 
 def main() -> int:
     """Run ``train.py``; returns the exit status."""
+    try:
+        return _main()
+    except KeyboardInterrupt:  # while a configuration is composed: nothing was begun
+        return 130
+
+
+def _main() -> int:
     find_own_blocks()
     try:
         args = read_arguments(sys.argv[1:])
@@ -127,8 +135,7 @@ def _resume_arguments(overrides: list[str], run_dir: str) -> None:
             raise UserError(f"resume={run_dir}: that is a study; it goes on when its command is run again")
         raise UserError(f"resume={run_dir}: that is no run directory, it has no config.yaml")
     check_run_dir(Path(run_dir))
-    escaped = run_dir.replace("\\", "\\\\").replace("'", "\\'")
-    sys.argv.append(f"hydra.run.dir='{escaped}'")
+    sys.argv.append(override("hydra.run.dir", run_dir))
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name=CONFIG_NAME)
@@ -138,17 +145,6 @@ def _hydra_main(cfg: DictConfig) -> None:
     status = run_job(Job(cfg, choices, str(run_dir)))
     if status:
         sys.exit(status)
-
-
-def resume_command(run_dir: Path) -> str:
-    """What to type to go on with a run; paths that Hydra's grammar would trip over are quoted for it and the shell."""
-    import re
-    import shlex
-
-    path = str(run_dir)
-    if not re.fullmatch(r"[A-Za-z0-9/_.+-]+", path):
-        path = '"' + path.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return f"python train.py {shlex.quote(f'resume={path}')}"
 
 
 def _drop_if_empty(run_dir: Path) -> bool:
@@ -165,8 +161,12 @@ def run_job(job: Job) -> int:
     run_dir = Path(job.run_dir)
     with contextlib.suppress(ValueError):  # a path relative to where the command was typed reads better
         run_dir = run_dir.relative_to(Path.cwd())
-    with Signals() as signals:  # before libraries load, which takes seconds and must not be cut short
-        return _run(job, run_dir, signals)
+    try:
+        with Signals() as signals:  # before libraries load, which takes seconds and must not be cut short
+            return _run(job, run_dir, signals)
+    except BaseException:
+        _drop_if_empty(run_dir)
+        raise
 
 
 def _run(job: Job, run_dir: Path, signals: Signals) -> int:
@@ -195,7 +195,7 @@ def _run(job: Job, run_dir: Path, signals: Signals) -> int:
         if isinstance(error, Diverged):
             return say_error(f"{error}; see run.json in {run_dir}")
         if not _drop_if_empty(run_dir):
-            print(f"{error}: saved; go on by: {resume_command(run_dir)}", file=sys.stderr)
+            print(f"{error}: saved; go on by: {call('train.py', override('resume', run_dir))}", file=sys.stderr)
         requeue_under_slurm(error.signum)
         return error.exit_code
     except OSError as error:
