@@ -67,8 +67,11 @@ def _check_overrides(overrides: Sequence[str], several: bool) -> None:
             raise UserError(f"{word} is no list of values: write {'' if several else '-m '}{key}={wanted}")
         if value.endswith(".yaml") and (CONF / key).is_dir():
             raise UserError(f"{word} names a file: write {key}={PurePath(value).stem}")
-        if key in given and not key.startswith("~"):
-            raise UserError(f"{key} is given twice: {given[key]} and {word}; leave one out")
+        if (
+            key in SEVERAL and key in given
+        ):  # of other keys the last word counts: `$BASE train.tokens=1e5` is how to vary
+            both = f"{given[key]},{value}" if "," not in given[key] + value else f"{key}=A,B"
+            raise UserError(f"{key} is given twice: leave one out, or for several runs write -m {both}")
         given[key] = word
 
 

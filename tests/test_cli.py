@@ -67,7 +67,7 @@ CASES = [
     (["seed=0..3"], "write -m seed=0,1,2,3"),
     (["-m", "seed=0..300"], "write seed='range(0,301)'"),
     (["seed=[0,1]"], "write -m seed=0,1"),
-    (["seed=1", "seed=2"], "seed is given twice: seed=1 and seed=2"),
+    (["seed=1", "seed=2"], "seed is given twice: leave one out, or for several runs write -m seed=1,2"),
     (["seed=fast"], "error: seed must be a whole number, not 'fast'\n"),
     (["+seed=1"], "seed is there already: write seed=..., without +"),
     (["~seed"], "'seed'"),
