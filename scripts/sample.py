@@ -28,8 +28,10 @@ def sample(options: argparse.Namespace) -> None:
     """Print the prompt and its continuation."""
     if options.tokens < 1:
         raise UserError(f"--tokens must be positive, not {options.tokens}")
-    if options.temperature < 0:
+    if not 0 <= options.temperature < float("inf"):
         raise UserError(f"--temperature must be 0 or more, not {options.temperature}")
+    if not 0 <= options.seed < 2**63:
+        raise UserError(f"--seed must be between 0 and 2**63, not {options.seed}")
     if options.top_k is not None and options.top_k < 1:
         raise UserError(f"--top-k must be positive, not {options.top_k}")
 
