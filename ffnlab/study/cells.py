@@ -69,13 +69,13 @@ def _hash(values: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class State:
-    """What a cell's directory and the manifest say. ``damaged``: there are records, and they cannot be read."""
+    """What a cell's directory and the manifest say. ``damaged``: why the records that are there cannot be read."""
 
     status: Status
     record: dict[str, Any] = field(default_factory=dict)
     result: dict[str, Any] = field(default_factory=dict)
     error: str = ""
-    damaged: bool = False
+    damaged: str = ""
 
     @property
     def code(self) -> str:
@@ -88,31 +88,22 @@ class State:
         return str((self.record.get("hashes") or {}).get("data") or "")
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """One of a study's records, read without what a run itself needs; damaged entries of ``study.json`` are empty.
-
-    Raises:
-        UserError: it is missing or damaged.
-    """
-    return records.read_study(path)[0] if path.name == records.STUDY else records.read(path)
-
-
 def look(run_dir: Path, entry: dict[str, Any]) -> State:
     """The state of the cell in ``run_dir``; ``entry`` is its line in the manifest.
 
     A process that was killed leaves ``running`` in its record: without a result that means unfinished. A result whose
     loss is no number is a divergence.
     """
-    damaged = False
+    damaged = ""
     record: dict[str, Any] = {}
     result: dict[str, Any] = {}
     try:
         if (run_dir / "run.json").exists():
-            record = read_record(run_dir / "run.json")
+            record = records.read(run_dir / "run.json")
         if record and (run_dir / "result.json").exists():
-            result = read_record(run_dir / "result.json")
-    except UserError:
-        damaged, record = True, {}
+            result = records.read(run_dir / "result.json")
+    except UserError as problem:
+        damaged, record = str(problem), {}
     listed, own = entry.get("status"), record.get("status")
     error = str(entry.get("error") or record.get("error") or "")
     if result:

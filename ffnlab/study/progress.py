@@ -13,16 +13,25 @@ from rich.table import Table
 from rich.text import Text
 
 from ffnlab.errors import UserError
-from ffnlab.study.cells import is_running, look, read_record
+from ffnlab.records import STUDY, read_study
+from ffnlab.study.cells import is_running, look
+from ffnlab.study.row import number
 
-MANIFEST = "study.json"
 TAIL_BYTES = 65_536
-STYLES = {"finished": "green", "running": "cyan", "failed": "red", "diverged": "red", "stopped": "yellow"}
+STYLES = {
+    "finished": "green",
+    "running": "cyan",
+    "failed": "red",
+    "diverged": "red",
+    "damaged": "red",
+    "stopped": "yellow",
+}
 
 
 @dataclass(frozen=True)
 class CellProgress:
-    """One cell. ``status``: finished, running, stopped (half done, no process has it), waiting, failed, diverged.
+    """One cell. ``status``: finished, running, stopped (half done, no process has it), waiting, failed, diverged,
+    damaged.
 
     ``seconds`` is time spent, ``left`` an estimate from the steps so far; None where there is nothing to tell it from.
     """
@@ -44,27 +53,31 @@ def survey(study_dir: Path) -> list[CellProgress]:
     Raises:
         UserError: there is no study there.
     """
-    path = study_dir / MANIFEST
+    path = study_dir / STUDY
     if not path.exists():
-        raise UserError(f"{study_dir} is no study: it has no {MANIFEST}. Give the folder, as in outputs/NAME.")
-    return [_progress(study_dir, name, entry) for name, entry in (read_record(path).get("cells") or {}).items()]
+        raise UserError(f"{study_dir} is no study: it has no {STUDY}. Give the folder, as in outputs/NAME.")
+    manifest, damaged = read_study(path)
+    return [_progress(study_dir, name, entry, damaged.get(name, "")) for name, entry in manifest["cells"].items()]
 
 
-def _progress(study_dir: Path, name: str, entry: dict[str, Any]) -> CellProgress:
+def _progress(study_dir: Path, name: str, entry: dict[str, Any], damaged: str) -> CellProgress:
     run_dir = study_dir / name
     state = look(run_dir, entry)
     status: str = state.status
     if status in ("missing", "unfinished"):
-        idle = "stopped" if status == "unfinished" else "waiting"
+        damaged = damaged or state.damaged
+        idle = "damaged" if damaged else "stopped" if status == "unfinished" else "waiting"
         status = "running" if is_running(study_dir, name) else idle
     point = _last_point(run_dir / "metrics.jsonl")
     step, steps = int(point.get("step", 0)), int(state.record.get("steps") or 0)
     seconds = float(point.get("seconds", 0.0))
     left = seconds / step * (steps - step) if step and steps and status in ("running", "stopped") else None
-    loss = state.result.get("val/loss", point.get("train/loss"))
+    loss = number(state.result.get("val/loss", point.get("train/loss")))
     if status == "finished":
         step, seconds = int(state.result.get("steps", steps)), float(state.result.get("seconds") or 0.0)
-    return CellProgress(name, str(entry.get("block", "")), status, step, steps, seconds, left, loss, state.error)
+    known = None if math.isnan(loss) else loss
+    error = damaged if status == "damaged" else state.error
+    return CellProgress(name, str(entry.get("block", "")), status, step, steps, seconds, left, known, error)
 
 
 def _last_point(path: Path) -> dict[str, Any]:
@@ -78,7 +91,7 @@ def _last_point(path: Path) -> dict[str, Any]:
     for line in reversed(lines):
         with contextlib.suppress(json.JSONDecodeError):
             point = json.loads(line)
-            if isinstance(point, dict) and "seconds" in point:
+            if isinstance(point, dict) and not math.isnan(number(point.get("step")) + number(point.get("seconds"))):
                 return point
     return {}
 
@@ -115,7 +128,7 @@ def view(study_dir: Path) -> tuple[RenderableType, bool]:
     partial = _partial_table(study_dir)
     if partial is not None:
         parts.append(partial)
-    if counts.get("stopped") or (counts.get("waiting") and not counts.get("running")):
+    if counts.get("stopped") or counts.get("damaged") or (counts.get("waiting") and not counts.get("running")):
         parts.append(Text("run the study's command again to go on", style="dim"))
     return Group(*parts), bool(counts.get("running"))
 

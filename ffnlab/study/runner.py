@@ -122,7 +122,7 @@ def _plan(study_dir: Path, cells: list[Cell], settings: StudyConfig) -> Plan:
             plan.to_run.append(cell)  # waits for that process, and has its result then
             continue
         changed = _what_changed(cell, state, datasets) if state.record else ""
-        anew = state.damaged
+        anew = bool(state.damaged)
         if state.status in ("failed", "diverged"):
             if not settings.retry:
                 continue
@@ -164,6 +164,8 @@ def _say_plan(study_dir: Path, plan: Plan) -> None:
         state = plan.states[cell.name]
         if cell.name in plan.kept_stale:
             worker.say(f"{cell.name}: stale, kept")
+        if state.damaged and cell.name in to_run:
+            worker.say(f"{cell.name}: begins afresh: {state.damaged}")
         if state.status == "finished" and cell.name not in to_run:
             worker.say(f"{cell.name}: finished before, val/loss {state.result['val/loss']:.4f}")
         elif state.status in ("failed", "diverged") and cell.name not in to_run:

@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers import Logger
 
+from ffnlab import records
 from ffnlab.errors import UserError
 
 LOCK = ".lock"
@@ -130,7 +131,7 @@ class Ledger(Logger):
         """
         ledger = cls(run_dir, tokens_per_step)
         ledger._hold()
-        ledger.record = read_json(run_dir / "run.json")
+        ledger.record = records.read(run_dir / "run.json")
         kept = read_points(run_dir)[:points]
         if len(kept) < points:
             raise UserError(
@@ -246,32 +247,19 @@ def finished_result(run_dir: Path) -> dict[str, float] | None:
     """The result of a run that is complete; its status is put right if a kill came between the two files."""
     if not (run_dir / "result.json").exists():
         return None
-    result = read_json(run_dir / "result.json")
-    record = read_json(run_dir / "run.json")
+    result = records.read(run_dir / "result.json")
+    record = records.read(run_dir / "run.json")
     if record.get("status") != "finished":
         write_atomically(run_dir / "run.json", dumps(record | {"status": "finished"}, indent=2) + "\n")
     return {key: value for key, value in result.items() if value is not None}
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read one of the ledger's JSON files.
-
-    Raises:
-        UserError: it is missing or not JSON.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path.parent} is no run directory: it has no {path.name}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{path} does not hold a JSON object")
-    return value
+def _counts(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 def read_points(run_dir: Path) -> list[dict[str, Any]]:
-    """The points of ``metrics.jsonl``; a last line that was cut short is left out."""
+    """The points of ``metrics.jsonl``, up to a line that was cut short or damaged."""
     path = run_dir / "metrics.jsonl"
     if not path.exists():
         return []
@@ -281,6 +269,8 @@ def read_points(run_dir: Path) -> list[dict[str, Any]]:
             point = json.loads(line)
         except json.JSONDecodeError:
             break  # a torn tail; nothing after it can be trusted
-        if isinstance(point, dict) and "step" in point:
-            points.append(point)
+        axes = {"step": None, "tokens": 0, "seconds": 0}
+        if not isinstance(point, dict) or not all(_counts(point.get(axis, usual)) for axis, usual in axes.items()):
+            break
+        points.append(point)
     return points

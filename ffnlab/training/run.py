@@ -16,6 +16,7 @@ import lightning
 import torch
 from rich.console import Console
 
+from ffnlab import records
 from ffnlab.census import NonFiniteError
 from ffnlab.census.callback import CensusCallback
 from ffnlab.composition import fresh_run_name
@@ -49,7 +50,7 @@ from ffnlab.training.environment import (
 from ffnlab.training.face import parameters_by_part, run_table, say_result
 from ffnlab.training.guard import Diverged
 from ffnlab.training.interruption import Interruption
-from ffnlab.training.ledger import Ledger, finished_result, read_json
+from ffnlab.training.ledger import Ledger, finished_result
 from ffnlab.training.metrics import Curves, DropoutStream
 from ffnlab.training.module import LMModule
 from ffnlab.training.parallel import check_cut, data_share, lent_environment, make_strategy, process_rank
@@ -299,7 +300,7 @@ def _record(cfg: RunConfig, prepared: Prepared) -> dict[str, Any]:
 
 def _check_same(run_dir: Path, prepared: Prepared) -> None:
     """A resumed run must be the same run."""
-    recorded = read_json(run_dir / "run.json").get("hashes", {})
+    recorded = records.read(run_dir / "run.json").get("hashes", {})
     for what, value in prepared.hashes.items():
         if recorded.get(what) != value:
             raise UserError(

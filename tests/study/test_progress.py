@@ -91,3 +91,19 @@ def test_looking_needs_neither_torch_nor_a_configuration() -> None:
     code = "import sys, ffnlab.study.progress; print([m for m in ('torch', 'lightning', 'hydra') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("bad", ["null", '"2"', "[]", "1e999"])
+def test_a_damaged_cell_is_shown_as_such_and_a_damaged_point_is_passed_over(study: Path, bad: str) -> None:
+    half = survey(study)[2]
+    points, record = study / half.name / "metrics.jsonl", study / half.name / "run.json"
+    kept = points.read_text(), record.read_text()
+    try:
+        points.write_text(f'{kept[0]}\n{{"step": 17, "seconds": {bad}}}\n{{"step": {bad}, "seconds": 3.0}}\n')
+        assert survey(study)[2].step == 15
+        record.write_text("{}")
+        cell = survey(study)[2]
+        assert (cell.status, cell.error) == ("damaged", f"{record}: status is missing")
+    finally:
+        points.write_text(kept[0])
+        record.write_text(kept[1])

@@ -13,10 +13,11 @@ import torch
 import yaml
 from rich.console import Console
 
+from ffnlab import records
 from ffnlab.config import compose, from_plain, to_plain
 from ffnlab.errors import UserError
 from ffnlab.training import load_run, prepare_run, train
-from ffnlab.training.ledger import read_json, read_points
+from ffnlab.training.ledger import read_points
 
 CHOICES = sorted(path.stem for path in (Path(__file__).resolve().parents[2] / "conf" / "ffn").glob("*.yaml"))
 QUIET = Console(quiet=True)
@@ -28,7 +29,7 @@ def test_a_run_leaves_a_complete_ledger(tiny: list[str], tmp_path: Path) -> None
     run = tmp_path / "run"
 
     assert from_plain(yaml.safe_load((run / "config.yaml").read_text())) == cfg
-    record = read_json(run / "run.json")
+    record = records.read(run / "run.json")
     assert record["status"] == "finished"
     assert (record["block"], record["seed"], record["steps"], record["tokens"]) == ("swiglu", 0, 4, 256)
     assert record["parameters"]["total"] == sum(v for k, v in record["parameters"].items() if k != "total")
@@ -45,7 +46,7 @@ def test_a_run_leaves_a_complete_ledger(tiny: list[str], tmp_path: Path) -> None
     assert {p["step"] for p in points if "dead/rel" in p} == {0, 2, 4}
     assert all(p["tokens"] == 64 * p["step"] for p in points)
 
-    assert read_json(run / "result.json").keys() == result.keys()
+    assert records.read(run / "result.json").keys() == result.keys()
     assert result["val/perplexity"] == pytest.approx(math.exp(result["val/loss"]))
     assert {p.name for p in (run / "checkpoints").iterdir()} >= {"last.ckpt", "best.ckpt", "final.safetensors"}
     assert not [p for p in run.rglob("*") if "=" in p.name or " " in p.name or p.name.endswith(".tmp")]
@@ -67,7 +68,7 @@ def test_the_final_loss_is_the_token_mean_over_the_whole_set(tiny: list[str], tm
 def test_every_choice_trains_on_the_same_data_within_the_budget(choice: str, tiny: list[str], tmp_path: Path) -> None:
     cfg = compose([f"ffn={choice}", "model.d_model=48", "seed=3", *[o for o in tiny if "d_model" not in o]])
     result = train(cfg, tmp_path / "run", console=QUIET)
-    record = read_json(tmp_path / "run" / "run.json")
+    record = records.read(tmp_path / "run" / "run.json")
     assert result["steps"] == 4
     assert math.isfinite(result["val/loss"])
     assert abs(record["budget"]["mismatch"]) <= 0.01
@@ -81,7 +82,7 @@ def test_equal_runs_are_equal_and_pairing_holds_between_blocks(tiny: list[str], 
     train(compose(["ffn=swiglu", *tiny]), tmp_path / "c", console=QUIET)
     timings = {"seconds", "tokens_per_s"}
     assert {k: v for k, v in a.items() if k not in timings} == {k: v for k, v in b.items() if k not in timings}
-    hashes = [read_json(tmp_path / run / "run.json")["hashes"] for run in "abc"]
+    hashes = [records.read(tmp_path / run / "run.json")["hashes"] for run in "abc"]
     assert hashes[0] == hashes[1] == hashes[2]
 
 
@@ -146,7 +147,7 @@ def test_a_second_run_in_the_process_is_a_run_of_its_own(tiny: list[str], tmp_pa
     for name in ("one", "two"):
         train(compose(overrides), tmp_path / name, console=QUIET)
         assert len(list((tmp_path / name / "wandb").glob("offline-run-*/*.wandb"))) == 1
-    ids = [read_json(tmp_path / name / "run.json")["wandb_id"] for name in ("one", "two")]
+    ids = [records.read(tmp_path / name / "run.json")["wandb_id"] for name in ("one", "two")]
     assert ids[0] != ids[1]
 
 
