@@ -173,10 +173,10 @@ def _run(job: Job, run_dir: Path, signals: Signals) -> int:
     from rich.console import Console
 
     from ffnlab.config import from_hydra
-    from ffnlab.memory import memory_message
     from ffnlab.training import Diverged, load_config, train
     from ffnlab.training.interruption import requeue_under_slurm
     from ffnlab.training.loading import check_records
+    from ffnlab.training.memory import memory_message
     from ffnlab.training.parallel import process_rank
     from ffnlab.training.run import disk_message
 

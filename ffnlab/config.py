@@ -205,8 +205,7 @@ def from_hydra(cfg: Any, ffn_choice: str | None) -> RunConfig:
     """Resolve what Hydra composed; the block is called by the name of its YAML file.
 
     Raises:
-        UserError: see ``from_plain``; also a mandatory value (``???``) that was not given, and a network that this
-            machine has no memory for.
+        UserError: see ``from_plain``; also a mandatory value (``???``) that was not given.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -222,14 +221,10 @@ def from_hydra(cfg: Any, ffn_choice: str | None) -> RunConfig:
         values.pop(key, None)
     if isinstance(values.get("ffn"), dict) and ffn_choice:
         values["ffn"].setdefault("name", ffn_choice.rpartition("/")[2])
-    from ffnlab.memory import check_memory
-
     try:
-        run = from_plain(values)
+        return from_plain(values)
     except UserError as error:
         raise UserError(_once(str(error))) from error
-    check_memory(run)
-    return run
 
 
 def _once(lines: str) -> str:

@@ -5,6 +5,7 @@ import inspect
 import logging
 import os
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import lightning
@@ -16,6 +17,11 @@ from ffnlab.config import RunConfig
 from ffnlab.errors import UserError
 from ffnlab.training.batches import Cut
 from ffnlab.training.parallel import make_strategy
+
+
+def on_gpu(arguments: Mapping[str, Any]) -> bool:
+    """Whether a run with these arguments of Lightning's trains on a GPU."""
+    return arguments.get("accelerator", "auto") in ("gpu", "cuda", "auto") and torch.cuda.is_available()
 
 
 def trainer_arguments(cfg: RunConfig) -> dict[str, Any]:
@@ -52,12 +58,11 @@ def trainer_arguments(cfg: RunConfig) -> dict[str, Any]:
         )
     shares = 1 if arguments.get("strategy") == "model_parallel" else n_processes(arguments)
     Cut(cfg.train.batch_size, parts, shares, 0)  # refuses a batch that cannot be shared out evenly
-    on_gpu = arguments.get("accelerator") in ("gpu", "cuda", "auto") and torch.cuda.is_available()
     if arguments.get("precision") == "auto":
-        arguments["precision"] = "bf16-mixed" if on_gpu else "32-true"
+        arguments["precision"] = "bf16-mixed" if on_gpu(arguments) else "32-true"
     if str(arguments.get("precision")) in ("16", "16-mixed", "16-true"):
         raise UserError("trainer.precision=16 skips steps in silence while its loss scale adapts; use bf16-mixed")
-    if arguments.get("strategy") == "fsdp" and not on_gpu:
+    if arguments.get("strategy") == "fsdp" and not on_gpu(arguments):
         raise UserError("trainer=fsdp needs GPUs; on the CPU use trainer=ddp or trainer=model_parallel")
     _try(arguments)
     if arguments.get("profiler") is None:

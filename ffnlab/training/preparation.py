@@ -12,6 +12,7 @@ from ffnlab.errors import UserError
 from ffnlab.ffn import blamed_on, make_block, try_block
 from ffnlab.model import LanguageModel, build, shared_init_hash
 from ffnlab.training.batches import order_hash
+from ffnlab.training.memory import check_memory
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,10 @@ def prepare_run(cfg: RunConfig) -> Prepared:
     """Prepare the data, solve the budget, build and initialise the network. Writes nothing but the token cache.
 
     Raises:
-        UserError: a block that breaks the contract, data that cannot be read, a budget that cannot be met, a length
-            shorter than one batch.
+        UserError: sizes that no memory here holds, a block that breaks the contract, a budget that cannot be met, data
+            that cannot be read, a length shorter than one batch.
     """
+    check_memory(cfg)
     factory = make_block(cfg.ffn.target, cfg.ffn.options)
     wanted = cfg.budget
     with blamed_on(cfg.ffn.target):

@@ -2,11 +2,10 @@
 
 import pytest
 
-from ffnlab import memory
 from ffnlab.config import compose
 from ffnlab.errors import UserError
-from ffnlab.memory import least_activations, least_parameters, memory_message
-from ffnlab.training.preparation import prepare_run
+from ffnlab.training import memory, prepare_run
+from ffnlab.training.memory import least_activations, least_parameters, memory_message
 
 TINY = ["data=copy", "trainer=cpu", "logger=none"]
 
@@ -22,8 +21,9 @@ TINY = ["data=copy", "trainer=cpu", "logger=none"]
     ],
 )
 def test_absurd_sizes(sizes: list[str], words: str) -> None:
+    cfg = compose([*TINY, *sizes])
     with pytest.raises(UserError) as refusal:
-        compose([*TINY, *sizes])
+        prepare_run(cfg)
     assert words in str(refusal.value)
     assert "GiB" in str(refusal.value)
     assert "\n" not in str(refusal.value)
@@ -44,12 +44,12 @@ def test_a_step_in_parts_keeps_less() -> None:
 
 
 def test_a_machine_with_room_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = ["model.d_model=1008", "model.n_layers=100"]  # 1.2 G parameters, 18 GiB to train
+    cfg = compose([*TINY, "model.d_model=1008", "model.n_layers=100"])  # 1.2 G parameters, 18 GiB to train
     monkeypatch.setattr(memory, "machine_memory", lambda: 32 * memory.GIB)
-    assert compose([*TINY, *sizes]).model.n_layers == 100
+    memory.check_memory(cfg)
     monkeypatch.setattr(memory, "machine_memory", lambda: 16 * memory.GIB)
     with pytest.raises(UserError, match="this machine has 16 GiB"):
-        compose([*TINY, *sizes])
+        prepare_run(cfg)
 
 
 def test_an_allocation_that_fails_is_said_in_a_line() -> None:

@@ -1,18 +1,17 @@
 """Whether a network can fit into this machine's memory, told from its configuration before anything is allocated."""
 
 import os
-from typing import TYPE_CHECKING
 
+from ffnlab.config import RunConfig
+from ffnlab.data.config import CopyData
 from ffnlab.errors import UserError
-
-if TYPE_CHECKING:
-    from ffnlab.config import RunConfig
+from ffnlab.training.engine import on_gpu
 
 GIB = 1024**3
 FLOAT = 4  # bytes
 
 
-def check_memory(cfg: "RunConfig") -> None:
+def check_memory(cfg: RunConfig) -> None:
     """Refuse sizes that cannot be meant, by a lower bound on what they take.
 
     On the CPU a parameter takes four floats (weight, gradient, AdamW's two averages), and a step keeps at least the
@@ -23,7 +22,7 @@ def check_memory(cfg: "RunConfig") -> None:
     """
     have = machine_memory()
     parameters, activations = least_parameters(cfg), least_activations(cfg)
-    on_cpu = not _on_gpu(cfg)
+    on_cpu = not on_gpu(cfg.trainer)
     need = FLOAT * (4 * parameters + activations if on_cpu else parameters)
     if need <= have:
         return
@@ -46,7 +45,7 @@ def machine_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def least_parameters(cfg: "RunConfig") -> int:
+def least_parameters(cfg: RunConfig) -> int:
     """Attention's four projections, the block's (at least up and down), learned positions."""
     model = cfg.model
     ffn = 2 * model.d_model * cfg.budget.d_ff if cfg.budget.d_ff else 8 * model.d_model**2
@@ -54,23 +53,13 @@ def least_parameters(cfg: "RunConfig") -> int:
     return model.n_layers * (4 * model.d_model**2 + ffn) + positions
 
 
-def least_activations(cfg: "RunConfig") -> int:
+def least_activations(cfg: RunConfig) -> int:
     """Numbers that a step keeps for its way back: the input of every layer, for the sequences of one part."""
-    from ffnlab.data.config import CopyData
-
     data = cfg.data
     length = 2 * data.length + 1 if isinstance(data, CopyData) else cfg.model.context_length
     parts = cfg.trainer.get("accumulate_grad_batches", 1)
     sequences = cfg.train.batch_size // (parts if isinstance(parts, int) and parts > 0 else 1)
     return sequences * length * cfg.model.d_model * cfg.model.n_layers
-
-
-def _on_gpu(cfg: "RunConfig") -> bool:
-    if cfg.trainer.get("accelerator", "auto") == "cpu":
-        return False
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def memory_message(error: BaseException) -> str | None:
