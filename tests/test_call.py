@@ -1,5 +1,6 @@
 """Commands that are printed work where they are pasted."""
 
+import itertools
 import shlex
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ffnlab.call import ROOT, call, override, program
+from ffnlab.call import NUMBER, ROOT, call, override, program
 
 BIN = str(Path(sys.executable).parent)
 
@@ -50,12 +51,31 @@ VALUES = [
     r"ends in \\",
     r'\\" both',
     "gelu · down_init=zero",
+    *("2026", "1e5", "1_0", "-1.5E+3", ".5", "1.", "007", "1.5.2", "inf", "NaN", "null", "True", "false", "0x1f", ""),
+    *("${x}", r"\${x}", r"\\${x} \\", "$", "{a: 1}", "[1]", "a=b", "(c)", "~t", "Öl/ü", "$HOME", "a${b", "'${x}'"),
 ]
 
 
 @pytest.mark.parametrize("value", VALUES)
 def test_hydra_reads_back_what_an_override_holds(value: str) -> None:
+    """As a string, and with nothing filled in."""
+    from ffnlab.composition import compose_job
+
+    read = compose_job([override("resume", value)]).cfg.resume
+    assert isinstance(read, str)
+    assert read == value
+
+
+def test_a_plain_number_is_what_hydra_takes_for_one() -> None:
+    """Every short word of the characters that numbers are written with."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    (parsed,) = OverridesParser.create().parse_overrides([override("resume", value)])
-    assert str(parsed.value()) == value
+    parser = OverridesParser.create()
+    words = ["".join(letters) for length in range(1, 5) for letters in itertools.product("07_.e+", repeat=length)]
+    values = parser.parse_overrides([f"x={word}" for word in words])
+    wrong = [
+        word
+        for word, parsed in zip(words, values, strict=True)
+        if isinstance(parsed.value(), int | float) != bool(NUMBER.fullmatch(word))
+    ]
+    assert wrong == []
