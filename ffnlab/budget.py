@@ -5,6 +5,7 @@ and intercept for any block, biases and learnable scalars included, without a fo
 bias-free dense block with ``d_ff = 4 d_model`` (Vaswani et al. 2017): ``8 d_model**2`` parameters.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -59,6 +60,11 @@ def build_on_meta(factory: BlockFactory, d_model: int, d_ff: int) -> nn.Module:
             f"{type(block).__name__} has no 'down': the contract asks for a last projection "
             "self.down = nn.Linear(d_ff, d_model), which the budget, the initialisation and the census read"
         )
+    if "weight" not in dict(down.named_parameters(recurse=False)):
+        raise UserError(
+            f"{type(block).__name__}.down has no weight of its own (weight_norm, a parametrisation?), which the "
+            "initialisation sets: put what it does into forward"
+        )
     if (down.in_features, down.out_features) != (d_ff, d_model):
         raise UserError(
             f"{type(block).__name__}.down is nn.Linear({down.in_features}, {down.out_features}), "
@@ -81,8 +87,10 @@ def count_flops(factory: BlockFactory, d_model: int, d_ff: int) -> int:
     return int(counter.get_total_flops())
 
 
-def affine(count: Callable[[int], int], low: int = 64, high: int = 128) -> tuple[float, float]:
-    """Slope and intercept of ``count(d_ff)``, from two points."""
+def affine(count: Callable[[int], int], multiple_of: int = 1) -> tuple[float, float]:
+    """Slope and intercept of ``count(d_ff)``, from two points that a block with such multiples of neurons can have."""
+    low = math.ceil(64 / multiple_of) * multiple_of
+    high = 2 * low
     first, second = count(low), count(high)
     slope = (second - first) / (high - low)
     return slope, first - slope * low
@@ -95,7 +103,7 @@ def _dense(d_model: int, d_ff: int) -> nn.Module:
 def _fit(count: Count, factory: BlockFactory, d_model: int, multiple_of: int) -> tuple[int, float]:
     """The rounded ``d_ff`` nearest to the reference's cost, and its signed relative mismatch."""
     target = count(_dense, d_model, 4 * d_model)
-    slope, intercept = affine(lambda d_ff: count(factory, d_model, d_ff))
+    slope, intercept = affine(lambda d_ff: count(factory, d_model, d_ff), multiple_of)
     if slope <= 0:
         raise UserError("the budget cannot be met: the block does not grow with d_ff (is d_ff used?)")
     exact = (target - intercept) / slope

@@ -114,3 +114,30 @@ def test_sizing_draws_no_random_number() -> None:
     state = torch.random.get_rng_state()
     solve(gated, 96)
     assert torch.equal(state, torch.random.get_rng_state())
+
+
+class Groups(DenseFFN):
+    """As blocks with several experts do, it takes multiples of its number alone."""
+
+    def __init__(self, d_model: int, d_ff: int, number: int) -> None:
+        if d_ff % number:
+            raise ValueError(f"d_ff must be divisible by {number}, not {d_ff}")
+        super().__init__(d_model, d_ff)
+
+
+@pytest.mark.parametrize("number", [3, 12, 48, 96])
+@pytest.mark.parametrize("kind", ["params", "flops"])
+def test_a_block_is_sized_at_multiples_that_it_can_have(number: int, kind: str) -> None:
+    assert solve(partial(Groups, number=number), 96, kind, multiple_of=number).d_ff == 384
+
+
+@pytest.mark.parametrize("norm", [nn.utils.parametrizations.weight_norm, nn.utils.weight_norm])
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_a_down_without_a_weight_of_its_own_is_refused(norm) -> None:
+    def factory(d_model: int, d_ff: int) -> nn.Module:
+        block = DenseFFN(d_model, d_ff)
+        block.down = norm(block.down)
+        return block
+
+    with pytest.raises(UserError, match=r"DenseFFN\.down has no weight of its own"):
+        solve(factory, 96)

@@ -28,6 +28,8 @@ def head_loss(x_BTD: Tensor, head: nn.Linear, targets_BT: Tensor, reduction: str
     through the tokens in pieces, and holds the logits of one piece: less memory, no more speed. Loss and gradients are
     equal on all ways. On these two ``head`` is read, not called: hooks on it see generation, not training.
     """
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction must be 'mean' or 'sum', not {reduction!r}")
     n_logits = targets_BT.numel() * head.out_features
     plain = n_logits >= min(LARGE, LARGEST) and _is_plain(x_BTD, head)
     if plain and n_logits > LARGEST and hasattr(F, "linear_cross_entropy"):
@@ -73,7 +75,7 @@ class _InPlace(torch.autograd.Function):
         largest_M = probs_MV.amax(1)
         torch.softmax(probs_MV, 1, out=probs_MV)
         # The largest probability is at least 1/V, so its logarithm gives the normaliser without a loss of precision.
-        losses_M = largest_M - probs_MV.amax(1).log() - target_logits_M
+        losses_M = (largest_M - target_logits_M) - probs_MV.amax(1).log()
         total = torch.where(counts_M, losses_M, 0).sum()
         scale = 1 / counts_M.sum().to(total.dtype) if reduction == "mean" else torch.ones_like(total)
         ctx.save_for_backward(x_MD, weight_VD, probs_MV, index_M1, counts_M, scale)
@@ -87,7 +89,7 @@ class _InPlace(torch.autograd.Function):
         probs_MV.scatter_add_(1, index_M1, probs_MV.new_full(index_M1.shape, -1.0))
         if not bool(counts_M.all()):
             probs_MV[~counts_M] = 0
-        factor = grad * scale
+        factor = torch.where(scale.isfinite(), grad * scale, 0)  # no target counts: a mean over none moves nothing
         needs_x, needs_weight, *_ = ctx.needs_input_grad
         return (
             (probs_MV @ weight_VD).mul_(factor) if needs_x else None,

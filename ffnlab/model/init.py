@@ -14,6 +14,7 @@ name                          ``gpt2``                                        ``
 any other matrix of a layer   N(0, 0.02)                                      N(0, G)
 embeddings, head              N(0, 0.02)                                      N(0, 0.02)
 any other scalar or vector    as its module made it (a learnable beta, a user's gain)
+parts of a parametrisation    as its module made them (weight_norm's length and direction, say)
 ============================  ==============================================  ==============================
 
 ``gpt2`` is Radford et al. 2019. ``xavier`` is Glorot and Bengio 2010, eq. 12, G = sqrt(2 / (fan_in + fan_out)), as
@@ -58,6 +59,10 @@ def _draw(
         start.normal_(0.0, STD / math.sqrt(2 * n_layers) if scaled else STD, generator=source)
 
 
+def _is_part(name: str) -> bool:
+    return ".parametrizations." in name or name.endswith((".weight_g", ".weight_v"))
+
+
 @torch.no_grad()
 def initialise(model: LanguageModel, init_seed: int, down_init: DownInit = "scaled", scheme: Scheme = "gpt2") -> None:
     """Set every parameter as the table above says. A tied head is drawn once, as the embedding."""
@@ -66,7 +71,7 @@ def initialise(model: LanguageModel, init_seed: int, down_init: DownInit = "scal
             parameter.fill_(1.0)
         elif name.endswith(".bias"):
             parameter.fill_(0.0)
-        elif parameter.ndim >= 2:
+        elif parameter.ndim >= 2 and not _is_part(name):
             start = torch.zeros(parameter.shape)
             _draw(start, name, scheme, down_init, model.n_layers, _generator(init_seed, name))
             parameter.copy_(start)

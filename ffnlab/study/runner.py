@@ -79,6 +79,7 @@ def _run_cells(
     for cell in cells:
         resources.check_one_device(cell.cfg)
     check_run_dir(study_dir)
+    worker.forget_stop(study_dir, leader)  # of a process that was killed, and had this one's number
     manifest.check_declared(study_dir, settings, cells)
     plan = _plan(study_dir, cells, settings)
     _say_plan(study_dir, plan)
@@ -223,7 +224,7 @@ def _launch(
 def _job(cell: Cell, study_dir: Path) -> list[str]:
     # Absolute, as a worker may start in another folder.
     where = [override("hydra.sweep.dir", study_dir.absolute()), f"hydra.sweep.subdir={cell.name}"]
-    return [*cell.overrides, f"study={cell.cfg.study}", *where]
+    return [*cell.overrides, override("study", str(cell.cfg.study)), *where]
 
 
 def _launch_all(

@@ -88,6 +88,9 @@ class CellTask:
                 return self._run(name, signals)
             except Interrupted:  # while it waited
                 return "interrupted"
+            except Exception as error:  # a launcher would keep it to itself
+                print(f"{name}: failed: {_in_words(error, Path(self.study_dir))}", file=sys.stderr, flush=True)
+                return "failed"
             finally:
                 _in_cell.clear()
                 # Also after one that came when the cell was as good as finished. On a cluster each job is on its own.
@@ -116,12 +119,12 @@ class CellTask:
 
     def _train(self, study_dir: Path, name: str, signals: Signals) -> str:
         import torch
-        from rich.console import Console
 
         from ffnlab.config import from_plain
         from ffnlab.ffn import locate
         from ffnlab.training import Diverged, train
         from ffnlab.training.environment import code_fingerprint
+        from ffnlab.training.face import Terminal
         from ffnlab.training.interruption import requeue_under_slurm
 
         run_dir = study_dir / name
@@ -136,7 +139,7 @@ class CellTask:
             say(f"{name}: {'goes on' if resume else 'starts'}")
             with _own_wandb_run(), one_gpu(cfg), clean_torch():
                 # In a process of its own a cell shares the terminal with others: lines of ours instead of its table.
-                train(cfg, run_dir, resume, Console(quiet=not self.leader.is_here), signals=signals)
+                train(cfg, run_dir, resume, Terminal(quiet=not self.leader.is_here), signals=signals)
             state = look(run_dir, {})
             return record_finished(study_dir, name, state.record, state.result)
         except Interrupted as stop:
@@ -151,8 +154,7 @@ class CellTask:
         except UserError as mistake:
             error = str(mistake)
         except Exception as failure:
-            traceback.print_exc()
-            error = f"{type(failure).__name__}: {failure}"
+            error = _in_words(failure, run_dir)
         print(f"{name}: {status}: {error}", file=sys.stderr, flush=True)
         manifest.update_cell(
             study_dir, name, status=status, error=error, seconds=look(run_dir, {}).record.get("seconds")
@@ -184,9 +186,20 @@ def _drop_if_empty(run_dir: Path) -> bool:
     return not run_dir.exists()
 
 
+def _in_words(error: Exception, folder: Path) -> str:
+    """A failure that is being handled, in a line; one that is no full disk with its traceback before it."""
+    from ffnlab.training.run import disk_message
+
+    if isinstance(error, OSError) and (full := disk_message(error, folder)):
+        return full
+    traceback.print_exc()
+    return f"{type(error).__name__}: {error}"
+
+
 def say(line: str) -> None:
-    """One whole line, at once, among those of other processes."""
-    print(line, flush=True)
+    """One whole line, at once, among those of other processes. Nobody's leaving to read it stops a study."""
+    with contextlib.suppress(BrokenPipeError):
+        print(line, flush=True)
 
 
 # -- stopping -------------------------------------------------------------------------------------------------------

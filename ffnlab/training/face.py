@@ -1,6 +1,8 @@
 """The table before a run, and the lines after it."""
 
+import os
 import shlex
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -32,6 +34,15 @@ def parameters_by_part(network: LanguageModel) -> dict[str, int]:
 
 def _share(part: float) -> str:
     return f"{part:.0%} of parameters" if part >= 0.005 or part == 0 else "under 1% of parameters"
+
+
+class Terminal(Console):
+    """A console whose reader may leave, as ``| head`` does: what is being trained goes on."""
+
+    def on_broken_pipe(self) -> None:
+        """Say nothing more."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run_table(

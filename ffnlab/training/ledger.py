@@ -9,7 +9,8 @@ import math
 import os
 import time
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,29 @@ def dumps(value: Any, indent: int | None = None) -> str:
     return json.dumps(_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
+@contextmanager
+def alone_in(run_dir: Path) -> Iterator[None]:
+    """Let no second process write in ``run_dir``, which is made; the system lets go of it however this one ends.
+
+    Raises:
+        UserError: another process holds it, or it cannot be written.
+    """
+    lock = FileLock(run_dir / LOCK, thread_local=False)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(f"another process is running {run_dir} now") from None
+    except OSError as error:
+        raise UserError(f"cannot write to the run directory {run_dir}: {error.strerror}") from error
+    except NotImplementedError:  # not every file system has locks
+        pass
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def now() -> str:
     """The time in UTC, to the second, ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
@@ -90,7 +114,6 @@ class Ledger(Logger):
         self.points = 0
         self.elapsed = 0.0
         self._started = time.perf_counter()
-        self._lock: FileLock | None = None
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
@@ -103,7 +126,7 @@ class Ledger(Logger):
         ``claimed``: it is there, and a kill came before anything else was written.
 
         Raises:
-            UserError: the directory holds a run already, or one that is running, or cannot be written.
+            UserError: the directory holds a run already, or cannot be written.
         """
         ledger = cls(run_dir, tokens_per_step)
         ledger.record = {"status": "running", "created": now(), **record}
@@ -112,7 +135,6 @@ class Ledger(Logger):
             if not claimed:
                 text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
                 create_exclusively(run_dir / "config.yaml", text)
-            ledger._hold()
             ledger.update()
         except FileExistsError:
             raise UserError(f"{run_dir} holds a run already; go on with it by resume={run_dir}") from None
@@ -127,10 +149,9 @@ class Ledger(Logger):
         ``step`` is that of the checkpoint the run goes on from, for the record.
 
         Raises:
-            UserError: points that the checkpoint counted are gone; the run is running.
+            UserError: points that the checkpoint counted are gone.
         """
         ledger = cls(run_dir, tokens_per_step)
-        ledger._hold()
         ledger.record = records.read(run_dir / "run.json")
         kept = read_points(run_dir)[:points]
         if len(kept) < points:
@@ -145,21 +166,6 @@ class Ledger(Logger):
             ledger.record.pop(key, None)
         ledger.update(status="running", resumed=[*ledger.record.get("resumed", []), {"step": step, "at": now()}])
         return ledger
-
-    def _hold(self) -> None:
-        """Let no second process write here; the system lets go when this one ends, however it ends."""
-        self._lock = FileLock(self.run_dir / LOCK, thread_local=False)
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            raise UserError(f"another process is running {self.run_dir} now") from None
-        except NotImplementedError:  # not every file system has locks
-            self._lock = None
-
-    def close(self) -> None:
-        """Let go of the directory."""
-        if self._lock is not None:
-            self._lock.release()
 
     @classmethod
     def join(cls, run_dir: Path, tokens_per_step: int) -> "Ledger":

@@ -8,13 +8,13 @@ from ffnlab.errors import UserError
 from ffnlab.training.engine import on_gpu
 
 GIB = 1024**3
-FLOAT = 4  # bytes
+BYTES = {"bf16-true": 2, "16-true": 2, "64-true": 8, "64": 8, 64: 8}  # of a number; 4 otherwise
 
 
 def check_memory(cfg: RunConfig) -> None:
     """Refuse sizes that cannot be meant, by a lower bound on what they take.
 
-    On the CPU a parameter takes four floats (weight, gradient, AdamW's two averages), and a step keeps at least the
+    On the CPU a parameter takes four numbers (weight, gradient, AdamW's two averages), and a step keeps at least the
     residual stream of every layer. For a GPU the weights are made in the machine's memory first.
 
     Raises:
@@ -23,7 +23,8 @@ def check_memory(cfg: RunConfig) -> None:
     have = machine_memory()
     parameters, activations = least_parameters(cfg), least_activations(cfg)
     on_cpu = not on_gpu(cfg.trainer)
-    need = FLOAT * (4 * parameters + activations if on_cpu else parameters)
+    width = BYTES.get(cfg.trainer.get("precision", 32), 4)
+    need = width * (4 * parameters + activations if on_cpu else parameters)
     if need <= have:
         return
     model, train = cfg.model, cfg.train

@@ -9,6 +9,7 @@ import errno
 import os
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ from ffnlab.training.environment import (
 from ffnlab.training.face import parameters_by_part, run_table, say_result
 from ffnlab.training.guard import Diverged
 from ffnlab.training.interruption import Interruption
-from ffnlab.training.ledger import Ledger, finished_result
+from ffnlab.training.ledger import Ledger, alone_in, finished_result
 from ffnlab.training.metrics import Curves, DropoutStream
 from ffnlab.training.module import LMModule
 from ffnlab.training.parallel import check_cut, data_share, lent_environment, make_strategy, process_rank
@@ -90,8 +91,8 @@ def train(
     console = console if console is not None and first else Console(quiet=not first)
     run_dir = Path(run_dir) if run_dir is not None else Path("outputs") / fresh_run_name(cfg.ffn.name, cfg.seed)
     check_run_dir(run_dir)
-    with contextlib.nullcontext(signals) if signals else Signals() as signals, lent_environment():
-        return _train(cfg, run_dir, resume, console, callbacks, signals, first)
+    with contextlib.nullcontext(signals) if signals else Signals() as signals, lent_environment(), ExitStack() as held:
+        return _train(cfg, run_dir, resume, console, callbacks, signals, held)
 
 
 def _train(
@@ -101,21 +102,26 @@ def _train(
     console: Console,
     callbacks: Sequence[lightning.Callback],
     signals: Signals,
-    first: bool,
+    held: ExitStack,
 ) -> dict[str, float]:
+    first = process_rank() == 0
+
     def say(line: str) -> None:
         console.print(line, highlight=False, soft_wrap=True)
 
-    if resume and first and (finished := finished_result(run_dir)) is not None:
-        say(f"{run_dir} is finished already")
-        return finished
+    for is_held in (False, True) if resume and first else ():  # the process that ran it may finish it meanwhile
+        if is_held:
+            held.enter_context(alone_in(run_dir))
+        if (finished := finished_result(run_dir)) is not None:
+            say(f"{run_dir} is finished already")
+            return finished
     with signals.at_once():
         arguments = trainer_arguments(cfg)
         prepared = prepare_run(cfg)
         if arguments.get("strategy") == "model_parallel":
             for block in prepared.network.blocks:
                 check_cut(block.ffn, n_processes(arguments))
-    ledger, checkpoint = _open_ledger(cfg, run_dir, prepared, resume, first, say)
+    ledger, checkpoint = _open_ledger(cfg, run_dir, prepared, resume, held, say)
 
     wandb_logger: StepAxes | None = None
     result: dict[str, float] = {}
@@ -146,7 +152,6 @@ def _train(
         raise
     finally:
         close_wandb(wandb_logger, result, failed=not result)
-        ledger.close()
     if first:
         wandb_dir = Path(wandb_logger.experiment.settings.sync_dir) if wandb_logger is not None else None
         say_result(console, run_dir, result, ledger.record.get("unigram_loss"), wandb_dir)
@@ -154,12 +159,14 @@ def _train(
 
 
 def _open_ledger(
-    cfg: RunConfig, run_dir: Path, prepared: Prepared, resume: bool, first: bool, say: Callable[[str], None]
+    cfg: RunConfig, run_dir: Path, prepared: Prepared, resume: bool, held: ExitStack, say: Callable[[str], None]
 ) -> tuple[Ledger, Saved | None]:
     """The run's records, and the checkpoint that a resumed run goes on from, with its weights in the network."""
-    if not first:
+    if process_rank() > 0:
         ledger = Ledger.join(run_dir, prepared.tokens_per_step)
         return ledger, newest_checkpoint(run_dir, say) if resume else None
+    if not resume:
+        held.enter_context(alone_in(run_dir))
     if not resume or not (run_dir / "run.json").exists():
         record = _record(cfg, prepared)
         return Ledger.create(run_dir, prepared.tokens_per_step, to_plain(cfg), record, claimed=resume), None

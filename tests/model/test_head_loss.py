@@ -184,3 +184,32 @@ def test_in_place_a_target_that_is_no_token_is_refused(in_place: None) -> None:
     targets_BT[0, 0] = -1
     with pytest.raises(RuntimeError, match="out of bounds"):
         loss_of(x_BTD, head, targets_BT)
+
+
+def test_a_reduction_that_not_every_way_has_is_refused() -> None:
+    x_BTD, head, targets_BT = example()
+    with pytest.raises(ValueError, match="reduction must be 'mean' or 'sum', not 'none'"):
+        loss_of(x_BTD, head, targets_BT, "none")
+
+
+def test_in_place_a_mean_over_no_target_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ffnlab.model.head_loss.LARGE", 0)
+    x_BTD, head, targets_BT = example()
+    loss = loss_of(x_BTD, head, torch.full_like(targets_BT, IGNORE), "mean")
+    loss.backward()
+    assert loss.isnan()  # as F.cross_entropy says it
+    assert x_BTD.grad is not None
+    assert not x_BTD.grad.any()
+    assert not head.weight.grad.any()
+
+
+def test_in_place_logits_with_a_large_offset_lose_no_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    x_BTD, head, targets_BT = example()
+    with torch.no_grad():
+        x_BTD[..., 0], head.weight[:, 0] = 1e3, 1e2  # 1e5 in every logit
+    exact = F.cross_entropy((x_BTD.double() @ head.weight.double().t()).flatten(0, 1), targets_BT.flatten())
+    monkeypatch.setattr("ffnlab.model.head_loss.LARGE", 0)
+    with torch.no_grad():
+        ours = loss_of(x_BTD, head, targets_BT)
+        theirs = F.cross_entropy(head(x_BTD).flatten(0, 1), targets_BT.flatten())
+    assert abs(float(ours - exact)) <= 1.1 * abs(float(theirs - exact)) + 1e-5

@@ -151,3 +151,18 @@ def test_initialise_can_be_repeated() -> None:
         p.data.add_(1)
     initialise(model, 0)
     assert all(torch.equal(p, q) for p, q in zip(start, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("norm", [nn.utils.parametrizations.weight_norm, nn.utils.weight_norm])
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_parts_of_a_parametrisation_stay_as_its_module_made_them(norm) -> None:
+    def factory(d_model: int, d_ff: int) -> nn.Module:
+        block = DenseFFN(d_model, d_ff)
+        block.up = norm(block.up)
+        return block
+
+    one, again, other = (build(CFG, 40, factory, 96, seed).blocks[0].ffn.up.weight for seed in (0, 0, 1))
+    # nn.Linear's own start is uniform within 1/sqrt(fan_in).
+    assert float(one.detach().std()) == pytest.approx(CFG.d_model**-0.5 / math.sqrt(3), rel=0.05)
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)

@@ -9,7 +9,7 @@ import yaml
 
 from ffnlab import records
 from ffnlab.errors import UserError
-from ffnlab.training.ledger import Ledger, finished_result, read_points, write_atomically
+from ffnlab.training.ledger import Ledger, alone_in, finished_result, read_points, write_atomically
 
 
 @pytest.fixture
@@ -45,7 +45,6 @@ def test_reopening_drops_later_points_and_a_torn_tail(ledger: Ledger) -> None:
     with path.open("a") as file:
         file.write('{"step": 5, "tok')
     assert [p["step"] for p in read_points(ledger.run_dir)] == [0, 1, 2, 3, 4]
-    ledger.close()
     again = Ledger.reopen(ledger.run_dir, 100, step=2, points=3)
     again.log_metrics({"train/loss": 3.0}, step=3)
     assert [p["step"] for p in read_points(ledger.run_dir)] == [0, 1, 2, 3]
@@ -95,15 +94,18 @@ def test_a_result_that_holds_nothing_is_no_finished_run(ledger: Ledger) -> None:
 def test_points_that_a_checkpoint_counted_and_are_gone_stop_a_resume(ledger: Ledger) -> None:
     for step in range(3):
         ledger.log_metrics({"train/loss": 1.0}, step=step)
-    ledger.close()
-    Ledger.reopen(ledger.run_dir, 1024, step=2, points=3).close()
+    Ledger.reopen(ledger.run_dir, 1024, step=2, points=3)
     (ledger.run_dir / "metrics.jsonl").unlink()
     with pytest.raises(UserError, match="up to point 0, and the checkpoint of step 2 comes after point 3"):
         Ledger.reopen(ledger.run_dir, 1024, step=2, points=3)
 
 
-def test_two_processes_do_not_write_one_ledger(ledger: Ledger) -> None:
-    with pytest.raises(UserError, match="another process is running"):
-        Ledger.reopen(ledger.run_dir, 100, step=0, points=0)
-    ledger.close()
-    Ledger.reopen(ledger.run_dir, 100, step=0, points=0).close()
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with alone_in(run_dir), pytest.raises(UserError, match="another process is running"), alone_in(run_dir):
+        pass
+    with alone_in(tmp_path / "run"):
+        pass
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write to the run directory"), alone_in(tmp_path / "file" / "run"):
+        pass

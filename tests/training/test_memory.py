@@ -50,6 +50,8 @@ def test_a_machine_with_room_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "machine_memory", lambda: 16 * memory.GIB)
     with pytest.raises(UserError, match="this machine has 16 GiB"):
         prepare_run(cfg)
+    cfg.trainer["precision"] = "bf16-true"  # half of it
+    memory.check_memory(cfg)
 
 
 def test_an_allocation_that_fails_is_said_in_a_line() -> None:

@@ -17,7 +17,7 @@ from ffnlab import records
 from ffnlab.config import compose, from_plain, to_plain
 from ffnlab.errors import UserError
 from ffnlab.training import load_run, prepare_run, train
-from ffnlab.training.ledger import read_points
+from ffnlab.training.ledger import alone_in, read_points
 
 CHOICES = sorted(path.stem for path in (Path(__file__).resolve().parents[2] / "conf" / "ffn").glob("*.yaml"))
 QUIET = Console(quiet=True)
@@ -190,3 +190,23 @@ def test_a_run_leaves_the_process_as_it_was(tiny: list[str], tmp_path: Path) -> 
     assert torch.tensor(1e-40).mul(1.0).item() != 0.0  # denormals are flushed while it trains, and not after
     assert torch.get_num_threads() == before[0]
     assert torch.are_deterministic_algorithms_enabled() == before[1]
+
+
+def test_a_resume_holds_the_directory_before_it_reads_anything(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another process saves between the reading and the writing would be lost."""
+    cfg = compose(["ffn=relu", "logger=none", *tiny])
+    train(cfg, tmp_path / "run", console=QUIET)
+    (tmp_path / "run" / "result.json").unlink()
+
+    def newest_checkpoint(run_dir: Path, say: object) -> None:
+        with pytest.raises(UserError, match="another process"), alone_in(run_dir):
+            pass
+        raise UserError("it was held")
+
+    monkeypatch.setattr("ffnlab.training.run.newest_checkpoint", newest_checkpoint)
+    with pytest.raises(UserError, match="it was held"):
+        train(cfg, tmp_path / "run", resume=True, console=QUIET)
+    with alone_in(tmp_path / "run"):  # and let go of, although the failure is still at hand
+        pass
