@@ -88,6 +88,7 @@ def _command_line(folder: Path, args: list[str], before: Callable[[], None] | No
     sys.argv = ["train.py", *args]
     # what a fresh interpreter has, whatever pytest made of it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     torch.set_num_threads(1)
     if before is not None:
         before()

@@ -4,6 +4,7 @@ import json
 import resource
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import yaml
 from processes import TINY, Run, record, remains, train_cli
 
+import ffnlab
 from ffnlab.training.checkpoints import load_checkpoint
 from ffnlab.training.ledger import read_points
 
@@ -168,3 +170,16 @@ def test_odd_parent_folders_work_and_the_command_that_is_printed_resumes(tmp_pat
     printed = run.said.rpartition("go on by: ")[2].splitlines()[0]
     train_cli(tmp_path / "elsewhere", shlex.split(printed)[2:], FFNLAB_CACHE=str(folder))
     assert record(folder / "run")["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_a_reader_that_leaves_stops_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, str(Path(ffnlab.__file__).parents[1] / "train.py"), *TINY, "hydra.run.dir=run"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(120) == 0
+    assert process.stderr.read() == ""
+    assert record(tmp_path / "run")["status"] == "finished"

@@ -146,6 +146,21 @@ def test_a_signal_as_a_cell_finishes_stops_the_study_after_it(tmp_path: Path, si
     assert sorted(statuses(study).values()) == ["finished", "pending", "pending", "pending"]
 
 
+class StopLeftBehind:
+    """The request of a command that was killed and had this process's number, as happens in containers."""
+
+    def __call__(self) -> None:
+        from ffnlab.study.worker import Leader, ask_to_stop
+
+        Path("outputs/s/.locks").mkdir(parents=True)
+        ask_to_stop(Path("outputs/s"), Leader.here(), signal.SIGTERM)
+
+
+def test_a_stop_that_was_asked_of_another_command_stops_nobody(tmp_path: Path) -> None:
+    command = Command(tmp_path, ["-m", BASIC, "ffn=relu", "seed=0", "study=s", *TINY], before=StopLeftBehind())
+    assert command.wait() == 0, command.said
+
+
 class SignalAsItFinishes:
     """Sends this process a signal while a result is written, which nothing stops."""
 

@@ -1,6 +1,8 @@
 """Running and resuming studies, in this process."""
 
+import errno
 import json
+import os
 import re
 import shutil
 import sys
@@ -347,3 +349,23 @@ def test_when_a_worker_dies_only_its_cell_fails(study: Path, capsys: pytest.Capt
     error = manifest(study)["cells"][deadly]["error"]
     assert error == "its process died: RuntimeError: A worker was killed"
     assert f"{deadly}: failed" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_a_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("ffnlab.training.train", full)
+    assert run_study([BASIC, "ffn=relu", "seed=0", "study=f", *TINY]) == 1
+    said = capfd.readouterr().err
+    assert "relu-s0" in said
+    assert "No space left on device while writing to" in said
+    assert "Traceback" not in said
+    # It may keep the study from writing down even that.
+    monkeypatch.setattr("ffnlab.study.manifest.update_cell", full)
+    assert run_study([BASIC, "ffn=gelu", "seed=0", "study=g", *TINY]) == 1
+    said = capfd.readouterr().err
+    assert re.search(r"gelu-s0-\w+: failed: No space left on device", said)
+    assert "Traceback" not in said
