@@ -29,7 +29,7 @@ def analyse(study: Study) -> Analysis:
         UserError: cells that cannot be compared, or a design that does not answer its question.
     """
     refuse_unequal(study)
-    found, cells = _damaged(study) + problems(study), study.cells
+    cells = study.cells
     chosen: list[Rate] = []
     tuning: list[int] = []
     if study.kind == "lr_sensitivity":
@@ -38,7 +38,7 @@ def analyse(study: Study) -> Analysis:
         tuning, fresh = rates.split_seeds([int(s) for s in cells["seed"]], study.tuning_seeds)
         chosen = rates.choose_rates(cells, tuning)
         cells = rates.fresh_cells(cells, chosen, fresh)
-        found += _rate_problems(chosen)
+    found = _damaged(study) + remarks.warmup_problems(study, cells) + problems(study, cells) + _rate_problems(chosen)
     by_seed = _by_seed(study, cells)
     # Two crossed runs of one seed are no pair and no seed of a study: only the noise floor reads such a grid.
     noise = noise_floor(study.cells) if study.kind == "noise_floor" else None
@@ -54,7 +54,7 @@ def analyse(study: Study) -> Analysis:
         arms=arms,
         correlations={a: {b: float(correlations[b][a]) for b in study.arms} for a in study.arms},
         comparisons=family,
-        limits=[] if noise else _limits(study, arms),
+        limits=([] if noise else _limits(study, arms)) + [remarks.SCOPE],
         rates=chosen,
         tuning_seeds=tuning,
         noise=noise,

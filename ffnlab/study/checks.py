@@ -5,6 +5,7 @@ in red at the top of the report: nothing is dropped in silence.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ffnlab.errors import UserError
@@ -13,6 +14,8 @@ from ffnlab.study.load import Study
 if TYPE_CHECKING:
     import pandas as pd
 
+# Kinds of problems that make every verdict one about a start of training.
+START = ("unlearned", "warmup")
 LEARNED = 0.05  # nats below a unigram model's loss from which on something was learned from context
 
 
@@ -34,19 +37,30 @@ def refuse_unequal(study: Study) -> None:
     Raises:
         UserError: names two cells and what differs.
     """
-    _refuse(study.cells, "hash_data", [], "data")
-    _refuse(study.cells, "hash_batches", ["data_seed", "conditions"], "batches at the same data seed")
-    _refuse(
-        study.cells, "hash_shared_init", ["init_seed", "conditions"], "shared initial weights at the same init seed"
-    )
+    _refuse(study, "hash_data", [], "data")
+    _refuse(study, "hash_batches", ["data_seed", "conditions"], "batches at the same data seed")
+    _refuse(study, "hash_shared_init", ["init_seed", "conditions"], "shared initial weights at the same init seed")
 
 
-def _refuse(cells: "pd.DataFrame", column: str, by: list[str], what: str) -> None:
-    known = cells[cells[column] != ""]
+def which_folder(path: Path) -> str:
+    """What to give instead of a folder that is no study."""
+    inside = sorted(record.parent for record in path.glob("*/study.json"))
+    example = str(inside[0]) if inside else "outputs/NAME"
+    more = "" if inside else " (study=NAME puts runs into one; single runs to compare need a folder of their own)"
+    return f"Give the folder of one study, as in {example}{more}."
+
+
+def _refuse(study: Study, column: str, by: list[str], what: str) -> None:
+    known = study.cells[study.cells[column] != ""]
     for _, group in known.groupby(by) if by else [((), known)]:
         if group[column].nunique() > 1:
             first = group.iloc[0]
             other = group[group[column] != first[column]].iloc[0]
+            if not study.declared:
+                raise UserError(
+                    f"{study.path} is no study: it has no study.json, and {first['cell']} and {other['cell']} had "
+                    f"different {what}, so its runs cannot be compared. {which_folder(study.path)}"
+                )
             raise UserError(
                 f"{first['cell']} and {other['cell']} had different {what} "
                 f"({first[column][:12]} and {other[column][:12]}), so they cannot be compared. "
@@ -54,8 +68,8 @@ def _refuse(cells: "pd.DataFrame", column: str, by: list[str], what: str) -> Non
             )
 
 
-def problems(study: Study) -> list[Problem]:
-    """Everything to be said in red, gravest first."""
+def problems(study: Study, compared: "pd.DataFrame | None" = None) -> list[Problem]:
+    """Everything to be said in red, gravest first; ``compared`` are the cells that enter the comparison, if not all."""
     cells, found = study.cells, []
 
     def report(kind: str, mask: "pd.Series[bool]", text: str) -> None:
@@ -64,18 +78,9 @@ def problems(study: Study) -> list[Problem]:
             found.append(Problem(kind, f"{text}: {len(names)} of {len(cells)} cells ({_list(names)}).", names))
 
     status = cells["status"]
-    finished = cells[status == "finished"]
-    if finished.empty:
+    if cells[status == "finished"].empty:
         found.append(Problem("empty", "No cell has finished: there is nothing to conclude from yet."))
-    elif bool((finished.groupby("arm")["loss"].mean() > finished.groupby("arm")["unigram"].max() - LEARNED).all()):
-        found.append(
-            Problem(
-                "unlearned",
-                f"No block learned from context: no mean loss is more than {LEARNED} below what the frequencies of "
-                f"single tokens give ({finished['unigram'].max():.3f}). Train longer, or check the learning rate and "
-                "its warm-up, before you compare.",
-            )
-        )
+    found.extend(_unlearned(cells if compared is None else compared))
     report("diverged", status == "diverged", "Diverged, without a loss, counted and not averaged")
     report("failed", status == "failed", "Failed")
     report("missing", status == "missing", "Not run yet")
@@ -96,6 +101,22 @@ def problems(study: Study) -> list[Problem]:
     dirty = cells["dirty"].astype(bool)
     report("dirty", dirty, "Run from a working tree with uncommitted changes")
     return found
+
+
+def _unlearned(cells: "pd.DataFrame") -> list[Problem]:
+    """One problem that names the arms whose mean loss is hardly below a unigram model's, or above it."""
+    arms = cells[cells["status"] == "finished"].groupby("arm", sort=False).agg({"loss": "mean", "unigram": "max"})
+    idle = arms[arms["loss"] > arms["unigram"] - LEARNED]  # an unknown unigram loss is nothing to be held against
+    if idle.empty:
+        return []
+    bar = f"more than {LEARNED} below what the frequencies of single tokens give (unigram: {idle['unigram'].max():.4f})"
+    if len(idle) == len(arms):
+        said = f"No block learned from context: no mean loss is {bar}."
+    else:
+        whose = ", ".join(f"{arm} ({loss:.4f})" for arm, loss in idle["loss"].items())
+        said = f"Not learned from context: {whose}. A mean loss should be {bar}."
+    more = " Verdicts are of a start of training: train longer, or check the learning rate and its warm-up."
+    return [Problem("unlearned", said + more)]
 
 
 def _other_code(cells: "pd.DataFrame") -> "pd.Series[bool]":

@@ -18,6 +18,8 @@ MAD_TO_SD = 1.4826  # the median absolute deviation of a normal sample times thi
 MIN_RUNS = 5  # with fewer, half of the runs say nothing about the rest
 SAME_FLOPS = 0.02
 SPEED_RATIO = 1.5
+LONG_WARMUP = 0.5  # of a run's steps
+SCOPE = "It says nothing about another size, other data, other learning rates or longer training."
 
 
 def outlying(cells: "pd.DataFrame") -> list[Outlying]:
@@ -61,16 +63,40 @@ def speed_problems(arms: list[Arm]) -> list[Problem]:
 
 def data_names(study: Study) -> list[str]:
     """What the cells were trained on, from their configurations; one cell is read for each data hash."""
-    import yaml
-
     names: dict[str, None] = {}
     for cell in study.cells.drop_duplicates("hash_data")["cell"]:
-        path = study.path / str(cell) / "config.yaml"
-        content = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None
-        data = content.get("data") if isinstance(content, dict) else None
-        if isinstance(data, dict) and (name := _data_name(data)):
+        if name := _data_name(_config(study, str(cell), "data")):
             names[name] = None
     return list(names)
+
+
+def _config(study: Study, cell: str, part: str) -> dict[str, Any]:
+    """One part of a cell's configuration; empty where there is none."""
+    import yaml
+
+    path = study.path / cell / "config.yaml"
+    content = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None
+    found = content.get(part) if isinstance(content, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def warmup_problems(study: Study, cells: "pd.DataFrame") -> list[Problem]:
+    """One problem where the rate was still climbing for most of the runs; one cell is read for each arm."""
+    done = cells[(cells["status"] == "finished") & (cells["steps"] > 0)].drop_duplicates("arm")
+    long: dict[str, list[str]] = {}
+    for row in done.to_dict("records"):
+        warmup, steps = _config(study, str(row["cell"]), "optim").get("warmup"), int(row["steps"])
+        if isinstance(warmup, int) and warmup > LONG_WARMUP * steps:
+            long.setdefault(f"{min(warmup, steps)} of {steps} steps", []).append(str(row["arm"]))
+    if not long:
+        return []
+    every = len(long) == 1 and len(done) == sum(map(len, long.values()))
+    took = "; ".join(share if every else f"{share} ({', '.join(arms)})" for share, arms in long.items())
+    text = (
+        f"Warm-up took {took}: the learning rate was hardly reached, and verdicts are of a start of training. "
+        "Train longer, or shorten optim.warmup."
+    )
+    return [Problem("warmup", text)]
 
 
 def _data_name(data: dict[str, Any]) -> str:
@@ -92,7 +118,11 @@ def scale(arms: list[Arm], cells: "pd.DataFrame", data: list[str], crossed: bool
         parts.append(f"{tokens} tokens" + (f" of {' and '.join(data)}" if data else ""))
     number, what = (len(cells), "run") if crossed else (cells["seed"].nunique(), "seed")
     parts.append(f"{number} {what}{'' if number == 1 else 's'}")
-    return ", ".join(parts)
+    unigram = sorted({f"{value:.4f}" for value in cells["unigram"].dropna()})
+    reference = (
+        f"; a unigram model's loss is {' to '.join(dict.fromkeys([unigram[0], unigram[-1]]))}" if unigram else ""
+    )
+    return ", ".join(parts) + reference
 
 
 def _range(values: list[float]) -> str:
