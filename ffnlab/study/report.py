@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 import ffnlab
 from ffnlab.call import call
+from ffnlab.errors import UserError
 from ffnlab.study import chart_theme, words
 from ffnlab.study.analyse import analyse
 from ffnlab.study.answer import Analysis
 from ffnlab.study.chart_parts import names
 from ffnlab.study.charts import VARIANT
+from ffnlab.study.checks import which_folder
 from ffnlab.study.export import as_csv, as_json
 from ffnlab.study.load import load_curves, load_study
 from ffnlab.study.origin import provenance
@@ -42,7 +44,7 @@ def write_report(
     Raises:
         UserError: a study that cannot be read or whose cells cannot be compared.
     """
-    studies = [load_study(Path(path), baseline, kind) for path in paths]
+    studies = [load_study(_folder(Path(path)), baseline, kind) for path in paths]
     out = Path(out) if out is not None else studies[0].path
     analyses = [analyse(study) for study in studies]
     pages = [
@@ -65,6 +67,17 @@ def write_report(
     _replace(out / "report.md", render("report.md.j2", pages, again, pictures=pictures).encode())
     _replace(out / "report.html", render("report.html.j2", pages, again).encode())
     return analyses
+
+
+def _folder(path: Path) -> Path:
+    """A study's folder as given; a file of one, or a folder of studies, is answered with what to give."""
+    if path.is_file():
+        above = next((folder for folder in path.parents[:2] if (folder / "study.json").exists()), path.parent)
+        raise UserError(f"{path} is a file. Give the study's folder, {above}.")
+    runs = any(path.glob("*/run.json")) or any((path / name).exists() for name in ("study.json", "run.json"))
+    if not runs and any(path.glob("*/study.json")):
+        raise UserError(f"{path} is no study, but a folder of studies. {which_folder(path)}")
+    return path
 
 
 def _replace(path: Path, content: bytes) -> None:
