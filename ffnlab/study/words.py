@@ -2,12 +2,15 @@
 
 import math
 import re
+import statistics
 
 from ffnlab.study.answer import Analysis, Answer, Arm
+from ffnlab.study.checks import START
 from ffnlab.study.power import MAX_SEEDS
-from ffnlab.study.statistics import BETTER, TOO_FEW, WORSE
+from ffnlab.study.statistics import BETTER, MIN_SEEDS, NOT_RESOLVED, TOO_FEW, WORSE
 
 NONE = "–"
+FEW = 3  # blocks that a headline names where it has no verdict on them
 WALL_CLOCK = "Wall clock, with whatever else the machine did; for speed use scripts/bench.py."
 MEASURED_ON = (
     "Measured on part of the validation set (train.val_tokens), so that curves do not end at the losses in the table. "
@@ -156,22 +159,70 @@ def headline(analysis: Analysis) -> str:
             f"Two runs of {plain(study.baseline)} that differ only in their seeds have a standard deviation of "
             f"{number(n.sd)} nats per token; {n.grid.shape[0]} init seeds crossed with {n.grid.shape[1]} data seeds."
         )
-    others = [arm for arm in analysis.arms if arm.primary]
-    tally = {v: [plain(a.name) for a in others if a.primary and a.primary.verdict == v] for v in (BETTER, WORSE)}
     base = plain(analysis.baseline.name)
-    parts = [
-        f"{_and(names)} {'is' if len(names) == 1 else 'are'} {v} than {base}" for v, names in tally.items() if names
-    ]
-    rest = len(others) - sum(len(names) for names in tally.values())
-    if not parts:
-        return (
-            f"No block is shown to differ from {base}." if others else "There is no block to compare with the baseline."
-        )
-    return "; ".join(parts) + (f"; {rest} not resolved." if rest else ".")
+    by_verdict: dict[str, list[str]] = {}
+    for arm in analysis.arms:  # a dict keeps the table's order: of the blocks, and of the verdicts by their first block
+        if arm.primary:
+            by_verdict.setdefault(arm.primary.verdict, []).append(plain(arm.name))
+    if not by_verdict:
+        return "There is no block to compare with the baseline."
+    so_far = _so_far(analysis)
+    if set(by_verdict) == {TOO_FEW}:
+        if so_far:
+            return f"Nothing has been compared with {base} yet: {so_far}."
+        return f"No verdict against {base}: it takes {MIN_SEEDS} finished seeds a block."
+    said = _found(by_verdict, base)
+    said = (
+        f"So far, with {so_far}: {said}."
+        if so_far
+        else f"{said[0].upper() if not _firm(by_verdict) else said[0]}{said[1:]}."
+    )
+    if any(problem.kind in START for problem in analysis.problems):
+        said += " That is of a start of training: see the warnings."
+    return said
 
 
-def _and(names: list[str]) -> str:
+def _firm(by_verdict: dict[str, list[str]]) -> bool:
+    return bool({BETTER, WORSE} & set(by_verdict))
+
+
+def _found(by_verdict: dict[str, list[str]], base: str) -> str:
+    """The verdicts in words; blocks without a firm one are named while they are few, else counted, and last."""
+    named, counted = [], []
+    open_words = {NOT_RESOLVED: ("not resolved", "not resolved"), TOO_FEW: ("no verdict yet", "without a verdict yet")}
+    for verdict, arms in by_verdict.items():
+        one = len(arms) == 1
+        if verdict in (BETTER, WORSE):
+            named.append(f"{listed(arms)} {'is' if one else 'are'} {verdict} than {base}")
+        elif len(arms) > FEW:
+            counted.append(f"{len(arms)} {open_words[verdict][1]}")
+        else:
+            verb = ("is" if one else "are") if verdict == NOT_RESOLVED else ("has" if one else "have")
+            named.append(f"{listed(arms)} {verb} {open_words[verdict][0]}")
+    said = "; ".join([*named, *counted])
+    if _firm(by_verdict):
+        return said
+    none = f"no block is shown to differ from {base}"
+    return f"{none}: {said}" if named else none
+
+
+def _so_far(analysis: Analysis) -> str:
+    """``5 of 9 cells finished`` while cells are open; empty where all have ended, diverged ones too."""
+    study = analysis.study
+    status, whole = study.cells["status"], len(study.cells) + len(study.damaged)
+    if not study.damaged and status.isin(["finished", "diverged"]).all():
+        return ""
+    return f"{int((status == 'finished').sum())} of {whole} cells finished"
+
+
+def listed(names: list[str]) -> str:
+    """``a, b and c``."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def in_order(analysis: Analysis) -> list[Arm]:
+    """Arms as the answers come, in every report: as in the table, the baseline last."""
+    return sorted(analysis.arms, key=lambda arm: arm.baseline)
 
 
 def pairing(analysis: Analysis) -> str:
@@ -179,7 +230,7 @@ def pairing(analysis: Analysis) -> str:
     ratios = [arm.variance_ratio for arm in analysis.arms if not math.isnan(arm.variance_ratio)]
     if not ratios:
         return "With fewer than three shared seeds there is no telling what pairing bought."
-    typical = sorted(ratios)[len(ratios) // 2]
+    typical = statistics.median(ratios)
     verdict = (
         "pairing made the comparison more precise"
         if typical > 1.5
