@@ -19,7 +19,7 @@ MIN_RUNS = 5  # with fewer, half of the runs say nothing about the rest
 SAME_FLOPS = 0.02
 SPEED_RATIO = 1.5
 LONG_WARMUP = 0.5  # of a run's steps
-SCOPE = "It says nothing about another size, other data, other learning rates or longer training."
+SCOPE = "This study says nothing about another size, other data, other learning rates or longer training."
 
 
 def outlying(cells: "pd.DataFrame") -> list[Outlying]:
@@ -118,11 +118,9 @@ def scale(arms: list[Arm], cells: "pd.DataFrame", data: list[str], crossed: bool
         parts.append(f"{tokens} tokens" + (f" of {' and '.join(data)}" if data else ""))
     number, what = (len(cells), "run") if crossed else (cells["seed"].nunique(), "seed")
     parts.append(f"{number} {what}{'' if number == 1 else 's'}")
-    unigram = sorted({f"{value:.4f}" for value in cells["unigram"].dropna()})
-    reference = (
-        f"; a unigram model's loss is {' to '.join(dict.fromkeys([unigram[0], unigram[-1]]))}" if unigram else ""
-    )
-    return ", ".join(parts) + reference
+    unigram = cells["unigram"].dropna()
+    ends = dict.fromkeys(f"{value:.4f}" for value in (unigram.min(), unigram.max())) if len(unigram) else {}
+    return ", ".join(parts) + (f"; a unigram model's loss is {' to '.join(ends)}" if ends else "")
 
 
 def _range(values: list[float]) -> str:

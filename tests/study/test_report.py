@@ -16,6 +16,7 @@ from synthetic import EFFECTS, cell_name, losses, write_grid, write_rates, write
 from ffnlab.study import origin, words
 from ffnlab.study.analyse import analyse
 from ffnlab.study.load import load_study
+from ffnlab.study.remarks import SCOPE
 from ffnlab.study.report import figure_names, write_report
 from ffnlab.study.terminal import show
 
@@ -292,7 +293,9 @@ def test_limits_of_few_seeds(tmp_path):
     five = analyse(load_study(write_study(tmp_path / "b", losses({"gelu": 0.0, "relu": 0.0}, range(5)))))
     assert "permutation" not in " ".join(five.limits)
     assert "0.062" in " ".join(five.limits)
-    assert analyse(load_study(write_study(tmp_path / "c", losses({"gelu": 0.0, "relu": 0.0}, range(6))))).limits == []
+    assert analyse(load_study(write_study(tmp_path / "c", losses({"gelu": 0.0, "relu": 0.0}, range(6))))).limits == [
+        SCOPE
+    ]
 
 
 def test_several_studies_in_one_report(tmp_path):
