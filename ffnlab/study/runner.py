@@ -68,7 +68,7 @@ def run_study(overrides: list[str], config_dir: str | None = None, several: bool
             settings.fresh_seeds = None
             status = max(status, _run_cells(sweep, settings, study_dir, later, leader, several))
             cells += later
-    if several:
+    if several and any(entry.get("status") == "finished" for entry in manifest.entries(study_dir).values()):
         worker.say(f"report    {call('scripts/report.py', study_dir)}")
     return status
 
@@ -90,6 +90,8 @@ def _run_cells(
         count = preflight(plan.to_run, on_cpu=not here)
         tried = f"{count} configuration{'s' if count > 1 else ''} tried for two steps"
         worker.say(f"{len(plan.to_run)} to run; {tried}, in {time.perf_counter() - started:.0f} s")
+        if several:
+            worker.say(f"progress  {call('scripts/status.py', study_dir)}")
     study_dir.mkdir(parents=True, exist_ok=True)
     for name in plan.afresh:
         put_aside(study_dir, name, plan.states[name])
@@ -310,6 +312,6 @@ def _summary(study_dir: Path, cells: Sequence[Cell], stopped: int) -> int:
     for name in bad:
         print(f"{name}: {entries[name]['status']}: {entries[name].get('error')}", file=sys.stderr)
     if stopped:
-        print("stopped; the same command goes on", file=sys.stderr, flush=True)
+        print(f"stopped; the same command goes on: {command()}", file=sys.stderr, flush=True)
         return Interrupted(stopped).exit_code
     return 1 if bad or len(by_status.get("finished", [])) < len(cells) else 0

@@ -175,8 +175,18 @@ def record_finished(study_dir: Path, name: str, record: dict[str, Any], result: 
         manifest.update_cell(study_dir, name, **fields)
         done = sum(entry.get("status") == "finished" for entry in entries.values()) + 1
         loss, seconds = result.get("val/loss"), result.get("seconds")
-        say(f"{name}: val/loss {loss:.4f} after {seconds:.0f} s ({done} of {len(entries)} cells finished)")
+        left = _time_left(study_dir)
+        say(f"{name}: val/loss {loss:.4f} after {seconds:.0f} s ({done} of {len(entries)} cells finished{left})")
     return "finished"
+
+
+def _time_left(study_dir: Path) -> str:
+    from ffnlab.study.progress import duration, survey, time_left
+
+    with contextlib.suppress(UserError):  # a record that is damaged or being written: said elsewhere
+        left = time_left(survey(study_dir))
+        return "" if left is None else f", about {duration(left)} left"
+    return ""
 
 
 def _drop_if_empty(run_dir: Path) -> bool:
