@@ -24,8 +24,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--contenders",
         nargs="+",
         metavar="NAME",
-        default=["ffnlab", "bare", "gpt2", "gpt2-gelu", "x-transformers", "products"],
-        help="also: compile, liger",
+        help="default: ffnlab bare gpt2 gpt2-gelu x-transformers products, as far as installed; also: compile liger",
     )
     parser.add_argument("--ffn", default="gelu", help="the block (default gelu, which the others have too)")
     parser.add_argument("--threads", type=int, help="default: as many as there are cores, at most 2")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,6 +19,21 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # (inputs_BT, targets_BT) -> mean cro
 
 OURS = ("bare", "compile", "liger")
 PEERS = ("gpt2", "gpt2-gelu", "x-transformers")
+NEEDS = {  # the package that a contender is made of
+    "gpt2": "transformers",
+    "gpt2-gelu": "transformers",
+    "x-transformers": "x_transformers",
+    "liger": "liger_kernel",
+}
+
+
+def missing(name: str) -> str | None:
+    """What is to be done so that ``name`` can race; None if it can."""
+    package = NEEDS.get(name)
+    if package is None or find_spec(package) is not None:
+        return None
+    extra = "pip install liger-kernel" if name == "liger" else "pip install -e '.[bench]' in the project's folder"
+    return f"{name} needs {package}: {extra}"
 
 
 @dataclass
@@ -75,6 +91,8 @@ def make_loop(name: str, setting: Setting) -> BareLoop:
         UserError: a peer that is not installed.
     """
     cfg = setting.config()
+    if lack := missing(name):
+        raise UserError(lack)
     if name in OURS:
         prepared = prepare_run(cfg)
         network = prepared.network
@@ -86,10 +104,7 @@ def make_loop(name: str, setting: Setting) -> BareLoop:
             use_liger(network)
         return BareLoop(setting, cfg, prepared.data, network, network.loss)
     data = prepare(cfg.data, cfg.model.context_length)
-    try:
-        peer, loss = _PEERS[name](cfg, data)
-    except ImportError as error:
-        raise UserError(f"{name} needs {error.name}: pip install -e '.[bench]' in the project's folder") from error
+    peer, loss = _PEERS[name](cfg, data)
     return BareLoop(setting, cfg, data, peer, loss)
 
 

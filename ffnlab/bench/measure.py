@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from ffnlab.bench.contenders import missing
 from ffnlab.bench.memory import measure_memory
 from ffnlab.bench.race import Spread, run_race
 from ffnlab.bench.report import Report
@@ -15,6 +16,8 @@ from ffnlab.bench.split import split_step
 from ffnlab.bench.startup import corpus_seconds, first_step_seconds, help_seconds
 from ffnlab.bench.studies import measure_studies
 from ffnlab.errors import UserError
+
+USUAL = ("ffnlab", "bare", "gpt2", "gpt2-gelu", "x-transformers", "products")
 
 
 def measure(args: Namespace, say: Callable[[str], None]) -> Report:
@@ -33,11 +36,16 @@ def measure(args: Namespace, say: Callable[[str], None]) -> Report:
             raise UserError(f"unknown shape '{shape}'; choose one of {', '.join(SHAPES)}")
     settings = [Setting(shape, args.ffn, threads, device, args.clock, list(args.overrides)) for shape in shapes]
     report = Report()
+    contenders = args.contenders
+    if contenders is None:
+        contenders = [name for name in USUAL if not missing(name)]
+        for lack in (lack for name in USUAL if (lack := missing(name))):
+            say(f"left out: {lack}")
     if "race" in args.parts:
         slices = args.slices or (6 if args.quick else 26)
         for setting in settings:
             say(f"racing at {setting.shape}")
-            report.races.append(run_race(args.contenders, setting, slices, args.slice_steps))
+            report.races.append(run_race(contenders, setting, slices, args.slice_steps))
     if "split" in args.parts:
         for setting in settings:
             say(f"splitting a step at {setting.shape}")

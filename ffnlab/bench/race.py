@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ffnlab.bench.contenders import OURS, PEERS
+from ffnlab.bench.contenders import OURS, PEERS, missing
 from ffnlab.bench.setting import Setting
 from ffnlab.bench.workers import serve
 from ffnlab.errors import UserError
@@ -130,6 +130,8 @@ def run_race(names: Sequence[str], setting: Setting, n_slices: int, slice_steps:
     for name in names:
         if name not in CONTENDERS:
             raise UserError(f"unknown contender '{name}'; choose one of {', '.join(CONTENDERS)}")
+    if lacking := [lack for name in names if (lack := missing(name))]:
+        raise UserError("\n".join(lacking))
     cfg = setting.config()
     workers: list[_Worker] = []
     records: dict[str, Record] = {}

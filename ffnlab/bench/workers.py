@@ -26,6 +26,8 @@ def serve(name: str, setting: Setting, slice_steps: int, n_slices: int, pipe: Co
             _serve_harness(setting, slice_steps, n_slices, pipe)
         else:
             _serve_loop(name, setting, slice_steps, pipe)
+    except (EOFError, BrokenPipeError):  # the parent has gone, and said why
+        return
     except Exception as error:  # the parent has to hear of it, whatever it is
         pipe.send(("error", f"{name}: {type(error).__name__}: {error}"))
 

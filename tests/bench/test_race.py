@@ -2,11 +2,13 @@
 
 import json
 import multiprocessing
+import runpy
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from ffnlab.bench.measure import measure
 from ffnlab.bench.race import Race, Record, Spread, run_race
 from ffnlab.bench.report import Report, print_report, write_json
 from ffnlab.bench.setting import Setting
@@ -122,3 +124,20 @@ def test_a_contender_that_fails_is_named_and_leaves_nothing_behind() -> None:
     with pytest.raises(UserError, match=r"^liger: "):  # it is for gated blocks
         run_race(["liger"], Setting("tiny", ffn="gelu", overrides=["data=copy"]), 1, 1)
     assert not [p for p in multiprocessing.active_children() if p.name.startswith("bench-")]
+
+
+def test_a_peer_that_is_not_installed_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ffnlab.bench.contenders.find_spec", lambda package: None)
+    monkeypatch.setattr("ffnlab.bench.race._Worker", None)
+    with pytest.raises(UserError, match=r"gpt2 needs transformers: pip install -e '\.\[bench\]'"):
+        run_race(["bare", "gpt2"], Setting("tiny"), 1, 1)
+
+
+def test_the_usual_contenders_are_those_that_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    raced, said = [], []
+    monkeypatch.setattr("ffnlab.bench.contenders.find_spec", lambda package: None if "x_" in package else package)
+    monkeypatch.setattr("ffnlab.bench.measure.run_race", lambda names, *rest: raced.append(names))
+    bench = runpy.run_path(str(Path(__file__).resolve().parents[2] / "scripts" / "bench.py"))
+    measure(bench["parse"](["--parts", "race", "--shapes", "tiny", "--device", "cpu"]), said.append)
+    assert raced == [["ffnlab", "bare", "gpt2", "gpt2-gelu", "products"]]
+    assert any(line.startswith("left out: x-transformers needs x_transformers") for line in said)
