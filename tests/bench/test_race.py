@@ -121,8 +121,9 @@ def test_an_unknown_contender() -> None:
 
 @pytest.mark.slow
 def test_a_contender_that_fails_is_named_and_leaves_nothing_behind() -> None:
-    with pytest.raises(UserError, match=r"^liger: "):  # it is for gated blocks
-        run_race(["liger"], Setting("tiny", ffn="gelu", overrides=["data=copy"]), 1, 1)
+    missing = ["data=text", "data.paths=['/nowhere.txt']"]
+    with pytest.raises(UserError, match=r"^bare: UserError: .*/nowhere.txt"):
+        run_race(["bare"], Setting("tiny", overrides=missing), 1, 1)
     assert not [p for p in multiprocessing.active_children() if p.name.startswith("bench-")]
 
 
