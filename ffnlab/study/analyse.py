@@ -1,7 +1,7 @@
 """From a study's tables to its answer: one `Arm` a block, ready to be shown or written as JSON."""
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -61,6 +61,7 @@ def analyse(study: Study) -> Analysis:
         compared=cells,
         scale=remarks.scale(arms, cells, remarks.data_names(study), crossed=noise is not None),
         outlying=remarks.outlying(cells),
+        remarks=remarks.many_dead(arms),
     )
 
 
@@ -192,7 +193,6 @@ def _arm(
     done = own[own["status"] == "finished"]
     # A crossed grid has many runs of one seed; its mean and SD are over runs.
     losses = done["loss"].to_numpy(dtype=float)
-    figures, by_layer = _figures(done)
     matched = [value for value in every["matched"] if value is not None]
     both = by_seed[[name, study.baseline]].dropna() if name != study.baseline else by_seed.iloc[:0]
     enough = len(both) >= statistics.MIN_SEEDS
@@ -215,8 +215,7 @@ def _arm(
         mismatch=_mean(every, "mismatch"),
         matched=all(matched) if matched else None,
         tokens_per_s=_mean(done, "tokens_per_s"),
-        figures=figures,
-        by_layer=by_layer,
+        **_figures(done),
         answers=answers,
         correlation=float(both[name].corr(both[study.baseline])) if enough else math.nan,
         variance_ratio=statistics.variance_ratio(by_seed[name].to_numpy(), by_seed[study.baseline].to_numpy())
@@ -230,8 +229,8 @@ def _mean(cells: "pd.DataFrame", column: str) -> float:
     return float(values.mean()) if len(values) else math.nan
 
 
-def _figures(done: "pd.DataFrame") -> tuple[dict[str, float], dict[str, list[float]]]:
-    """Final census figures, mean over seeds: the layer means, and the profiles over layers."""
+def _figures(done: "pd.DataFrame") -> dict[str, Any]:
+    """Final census figures, mean and range over seeds: the layer means, and the profiles over layers."""
     from ffnlab.study.load import LAYER
 
     collected: dict[str, list[float]] = {}
@@ -240,13 +239,18 @@ def _figures(done: "pd.DataFrame") -> tuple[dict[str, float], dict[str, list[flo
             number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
             if key.startswith(FIGURES) and number:
                 collected.setdefault(key, []).append(float(value))
-    means = {key: float(np.mean(values)) for key, values in sorted(collected.items())}
-    layers: dict[str, dict[int, float]] = {}
-    for key in means:
+    layers: dict[str, dict[int, list[float]]] = {}
+    for key, values in sorted(collected.items()):
         if match := LAYER.match(key):
-            layers.setdefault(match["metric"], {})[int(match["layer"])] = means[key]
-    profiles = {metric: [v for _, v in sorted(values.items())] for metric, values in layers.items()}
-    return {key: value for key, value in means.items() if not LAYER.match(key)}, profiles
+            layers.setdefault(match["metric"], {})[int(match["layer"])] = values
+    whole = {key: values for key, values in sorted(collected.items()) if not LAYER.match(key)}
+    profiles = {metric: [values for _, values in sorted(found.items())] for metric, found in layers.items()}
+    return {
+        "figures": {key: float(np.mean(values)) for key, values in whole.items()},
+        "by_layer": {metric: [float(np.mean(values)) for values in found] for metric, found in profiles.items()},
+        "ranges": {key: (min(values), max(values)) for key, values in whole.items()},
+        "layer_ranges": {metric: [(min(v), max(v)) for v in found] for metric, found in profiles.items()},
+    }
 
 
 def _limits(study: Study, arms: list[Arm]) -> list[str]:

@@ -62,6 +62,8 @@ class Arm:
     tokens_per_s: float
     figures: dict[str, float]
     by_layer: dict[str, list[float]]
+    ranges: dict[str, tuple[float, float]]  # of `figures` over seeds, lowest and highest
+    layer_ranges: dict[str, list[tuple[float, float]]]
     answers: list[Answer]  # the primary one first; none for the baseline
     correlation: float  # with the baseline over shared seeds
     variance_ratio: float
@@ -99,6 +101,7 @@ class Analysis:
     compared: "pd.DataFrame | None" = None  # the cells that entered the comparison
     scale: str = ""  # model, tokens and seeds in a phrase
     outlying: list[Outlying] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)  # what else about a block changes how its loss is read
 
     @property
     def baseline(self) -> Arm:

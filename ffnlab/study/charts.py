@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import altair as alt
 
 from ffnlab.study.answer import Analysis
-from ffnlab.study.chart_parts import ZERO, block_color, faded, inline, pick, records, rows_height, spec_of
+from ffnlab.study.chart_parts import ZERO, block_color, faded, inline, names, pick, records, rows_height, spec_of
 from ffnlab.study.chart_theme import VERDICTS, Spec
 from ffnlab.study.statistics import BETTER, NOT_RESOLVED, WORSE
 from ffnlab.study.words import plain
@@ -18,6 +18,7 @@ from ffnlab.study.words import plain
 if TYPE_CHECKING:
     import pandas as pd
 
+STEP_ASIDE, WIDEST = 0.1, 0.5  # in layers: between two blocks of a profile, and from the first to the last
 VARIANT = re.compile(r"_n\d+$")
 
 
@@ -111,7 +112,8 @@ def dead_maps(analysis: Analysis, curves: "pd.DataFrame", metric: str = "dead/re
         points = points[points["cell"].isin(analysis.compared["cell"])]
     if points.empty:
         return {}
-    mean = points.groupby(["arm", "layer", "step"], sort=True)["value"].agg(["mean", "size"]).reset_index()
+    by_step = points.groupby(["arm", "layer", "step"], sort=True)["value"]
+    mean = by_step.agg(["mean", "size", "min", "max"]).reset_index()
     top = float(mean["mean"].max()) or 1.0
     maps: dict[str, Spec | None] = {}
     step_axis = alt.Axis(labelAngle=0, labelOverlap=True, format="~s", ticks=False, domain=False)
@@ -125,6 +127,7 @@ def dead_maps(analysis: Analysis, curves: "pd.DataFrame", metric: str = "dead/re
             continue
         rows = [
             {"layer": int(r["layer"]), "step": int(r["step"]), "share": float(r["mean"]), "seeds": int(r["size"])}
+            | {"low": float(r["min"]), "high": float(r["max"])}
             for r in own.to_dict("records")
         ]
         layers = sorted({row["layer"] for row in rows})
@@ -135,7 +138,7 @@ def dead_maps(analysis: Analysis, curves: "pd.DataFrame", metric: str = "dead/re
                 x=alt.X("step:O", title="step", axis=step_axis),
                 y=alt.Y("layer:O", title="layer", axis=alt.Axis(ticks=False, domain=False)),
                 color=alt.Color("share:Q", title=metric, scale=alt.Scale(domain=[0, top]), legend=legend),
-                tooltip=["layer:O", "step:O", alt.Tooltip("share:Q", title=metric, format=".2%"), "seeds:Q"],
+                tooltip=["layer:O", "step:O", *_share(metric, "share"), "seeds:Q"],
             )
         )
         maps[arm.name] = spec_of(chart, min(320, max(90, 24 * len(layers))))
@@ -153,21 +156,43 @@ def profiles(analysis: Analysis) -> dict[str, Spec | None]:
 
 
 def _profile(analysis: Analysis, metric: str) -> Spec | None:
+    arms = [arm for arm in analysis.arms if arm.by_layer.get(metric)]
+    order = [name for name in names(analysis) if name in {plain(arm.name) for arm in arms}]
+    arms.sort(key=lambda arm: order.index(plain(arm.name)))
+    step = min(STEP_ASIDE, WIDEST / max(1, len(order)))
     rows = [
-        {"arm": plain(arm.name), "layer": layer, "value": value}
-        for arm in analysis.arms
-        for layer, value in enumerate(arm.by_layer.get(metric, []))
+        # Blocks often agree, mostly at 0: side by side and dashed none is hidden by another.
+        {"arm": plain(arm.name), "layer": layer, "value": value, "low": low, "high": high}
+        | {"at": layer + step * (order.index(plain(arm.name)) - (len(order) - 1) / 2)}
+        for arm in arms
+        for layer, (value, (low, high)) in enumerate(zip(arm.by_layer[metric], arm.layer_ranges[metric], strict=True))
     ]
-    if not any(row["value"] for row in rows):
+    if not any(row["high"] for row in rows):
         return None
+    layers = list(range(max(len(arm.by_layer[metric]) for arm in arms)))
+    ticks = alt.Axis(values=layers, format="d", labelOverlap=True, grid=False)
     base = alt.Chart(inline(rows)).encode(
-        x=alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0, grid=False)),
+        x=alt.X("at:Q", title="layer", axis=ticks, scale=alt.Scale(domain=[-0.5, layers[-1] + 0.5], nice=False)),
         y=alt.Y("value:Q", title=None, axis=alt.Axis(format="~%", tickCount=4)),
         color=block_color(analysis),
         opacity=faded(),
-        tooltip=[alt.Tooltip("arm:N", title="block"), "layer:O", alt.Tooltip("value:Q", title=metric, format=".2%")],
+        tooltip=[alt.Tooltip("arm:N", title="block"), "layer:O", *_share(metric, "value")],
     )
-    return spec_of(alt.layer(base.mark_line(), base.mark_point(filled=True, size=40)).add_params(pick()), 180)
+    dash = alt.StrokeDash("arm:N", legend=None, scale=alt.Scale(domain=order, range=_dashes(len(order))))
+    seeds = base.mark_rule(strokeWidth=1.5).encode(y=alt.Y("low:Q"), y2="high:Q")
+    points = base.mark_point(filled=True, size=36)
+    return spec_of(alt.layer(seeds, base.mark_line().encode(strokeDash=dash), points).add_params(pick()), 180)
+
+
+def _dashes(n: int) -> list[list[int]]:
+    """A dash pattern a line; the first, the baseline's, is whole and drawn below the others."""
+    return [[1, 0], *([6, 4], [2, 4], [10, 4], [6, 3, 2, 3])[: max(0, n - 1)]] + [[6, 4]] * max(0, n - 5)
+
+
+def _share(metric: str, value: str) -> list[alt.Tooltip]:
+    """A share with the range over seeds."""
+    ends = [alt.Tooltip(f"{end}:Q", title=f"{end}est seed", format=".2%") for end in ("low", "high")]
+    return [alt.Tooltip(f"{value}:Q", title=metric, format=".2%"), *ends]
 
 
 def rate_curves(analysis: Analysis) -> Spec | None:

@@ -82,6 +82,7 @@ def _study_json(analysis: Analysis) -> dict[str, Any]:
         "scale": analysis.scale,
         "problems": [dataclasses.asdict(problem) for problem in analysis.problems if problem.kind != "speed"],
         "limits": analysis.limits,
+        "remarks": analysis.remarks,
         "arms": [_arm_json(arm, analysis) for arm in analysis.arms],
         "correlations": analysis.correlations,
         "pairing": words.pairing(analysis),

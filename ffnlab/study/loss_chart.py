@@ -93,6 +93,13 @@ def loss_curves(analysis: Analysis, curves: "pd.DataFrame", axis: str) -> Spec |
             ],
         ),
     ]
+    # What the frequencies of single tokens give; runs that learned are far below it, and their charts not stretched.
+    unigram = analysis.study.cells["unigram"].dropna().unique()
+    near = [{"mean": float(value)} for value in unigram if bottom - pad <= value <= top + pad]
+    if near:
+        rule = alt.Chart(inline(near)).encode(y=alt.Y("mean:Q", scale=y_scale))
+        layers.append(rule.mark_rule(strokeDash=[2, 3]))
+        layers.append(rule.mark_text(text="unigram model", align="right", dx=-4, dy=-7, x="width"))
     if not broken.empty:
         lines = broken.assign(x=broken[axis], mean=broken["value"])[["arm", "cell", "x", "mean", "status"]]
         layers.append(

@@ -6,11 +6,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ffnlab.study import chart_theme, charts, loss_chart, words
-from ffnlab.study.answer import Analysis
+from ffnlab.study.answer import Analysis, Arm
 
 if TYPE_CHECKING:
     import pandas as pd
 
+TERMS = {
+    "dead/exact": "share of neurons that are exactly 0 on all tokens",
+    "dead/rel": "share of neurons that never exceed a thousandth of their layer's RMS: the one to compare blocks by",
+    "dead/contrib": "as dead/rel, for what a neuron adds through its column of down",
+    "dead/gradient": "share of neurons whose weights get less than a thousandth of their layer's mean gradient",
+    "dead/revived": "share of neurons that were dead at the census before and are not now",
+    "dead/newly_dead": "share of neurons that are dead and were not at the census before",
+    "gate/never_open": "share of neurons whose pre-activation is never above 0",
+    "dormant/rate": "share of neurons whose mean size is at most 2.5% of their layer's mean",
+    "sparsity/zero": "share of single values, neuron by token, that are exactly 0",
+    "sparsity/rel": "share of single values below a thousandth of the layer's RMS",
+    "census/n": "tokens that the census looked at",
+}
 CHARTS = "charts"  # the folder of PNGs beside the report
 GROUPS = ("differences", "noise", "rates", "other", "curves", "dead", "profiles")
 
@@ -39,6 +52,7 @@ class Page:
     groups: dict[str, list[Figure]]
     never_dead: list[str]  # arms without a dead neuron at any census
     flat_profiles: list[str]  # census figures that are zero everywhere
+    way_tokens: str = ""  # that each census on the way looked at; they feed the heat maps, the final one all else
 
 
 def page(analysis: Analysis, curves: "pd.DataFrame", prefix: str = "") -> Page:
@@ -100,7 +114,26 @@ def page(analysis: Analysis, curves: "pd.DataFrame", prefix: str = "") -> Page:
             taken.add(name)
             figures[i] = dataclasses.replace(figure, key=name)
     never_dead = [words.plain(arm) for arm, spec in maps.items() if spec is None]
-    return Page(prefix or "study", analysis, groups, never_dead, flat)
+    return Page(prefix or "study", analysis, groups, never_dead, flat, _sizes(curves))
+
+
+def _sizes(curves: "pd.DataFrame") -> str:
+    """``8,192``, or ``4,096 to 8,192`` where censuses on the way differ; empty where they did not log it."""
+    sizes = curves.loc[(curves["metric"] == "census/n") & (curves["layer"] == -1), "value"]
+    return " to ".join(dict.fromkeys(f"{size:,.0f}" for size in (sizes.min(), sizes.max()))) if len(sizes) else ""
+
+
+def figure(arm: Arm, name: str) -> str:
+    """A census figure of the table: the mean over layers and seeds."""
+    if name.startswith("census/"):
+        return f"{arm.figures[name]:,.0f}" if name in arm.figures else words.NONE
+    return words.percent(arm.figures.get(name), 2)
+
+
+def figure_range(arm: Arm, name: str) -> str:
+    """``0.00 to 37.90``, the lowest and the highest seed in percent; empty where they show no difference."""
+    low, high = (f"{100 * value:.2f}" for value in arm.ranges.get(name, (0.0, 0.0)))
+    return "" if low == high or name.startswith("census/") else f"{low} to {high}"
 
 
 def _slug(name: str) -> str:

@@ -18,6 +18,7 @@ MAD_TO_SD = 1.4826  # the median absolute deviation of a normal sample times thi
 MIN_RUNS = 5  # with fewer, half of the runs say nothing about the rest
 SAME_FLOPS = 0.02
 SPEED_RATIO = 1.5
+MANY_DEAD = 0.1  # of a layer's neurons, in some seed
 LONG_WARMUP = 0.5  # of a run's steps
 SCOPE = "This study says nothing about another size, other data, other learning rates or longer training."
 
@@ -38,6 +39,25 @@ def outlying(cells: "pd.DataFrame") -> list[Outlying]:
                     Outlying(str(arm), int(row["init_seed"]), int(row["data_seed"]), float(row["loss"]), distance)
                 )
     return found
+
+
+def many_dead(arms: list[Arm], metric: str = "dead/rel") -> list[str]:
+    """A sentence on each arm that left many of some layer's neurons unused: the worst layer, seed by seed unequal."""
+    said = []
+    for arm in arms:
+        ranges = arm.layer_ranges.get(metric, [])
+        many = [layer for layer, (_, high) in enumerate(ranges) if high > MANY_DEAD]
+        if not many:
+            continue
+        worst = max(many, key=lambda layer: ranges[layer][1])
+        low, high = ranges[worst]
+        spread = f" on average, {low:.1%} to {high:.1%} by seed" if arm.n > 1 else ""
+        text = f"{arm.name} has many dead neurons ({metric} on the final census): "
+        text += f"{arm.by_layer[metric][worst]:.1%}{spread} in layer {worst}"
+        if len(many) > 1:
+            text += f"; {len(many)} of {len(ranges)} layers have more than {MANY_DEAD:.0%} in some seed"
+        said.append(text + ".")
+    return said
 
 
 def speed_problems(arms: list[Arm]) -> list[Problem]:

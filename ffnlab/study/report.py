@@ -20,7 +20,7 @@ from ffnlab.study.checks import which_folder
 from ffnlab.study.export import as_csv, as_json
 from ffnlab.study.load import load_curves, load_study
 from ffnlab.study.origin import provenance
-from ffnlab.study.page import CHARTS, Page, page
+from ffnlab.study.page import CHARTS, TERMS, Page, figure, figure_range, page
 from ffnlab.study.power import POWER
 from ffnlab.study.statistics import LEVEL
 
@@ -124,7 +124,7 @@ def render(template: str, pages: list[Page], again: str, pictures: bool = True) 
         themes={scheme: chart_theme.theme(scheme, legend=False) for scheme in chart_theme.PALETTES},
         javascript=chart_theme.javascript() if template.endswith("html.j2") else "",
         facts=facts, figure_names=figure_names, names=names,
-        census_tokens=census_tokens, method=_method(),
+        census_tokens=census_tokens, method=_method(), terms=TERMS, figure=figure, figure_range=figure_range,
     )  # fmt: skip
 
 

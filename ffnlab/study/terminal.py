@@ -26,8 +26,8 @@ def show(analysis: Analysis, console: Console | None = None) -> None:
             console.print(Text(f"- {words.sentence(arm, analysis)}"))
     if far := words.outlying(analysis):
         console.print(Text(f"  {far}", style="dim"))
-    for limit in analysis.limits:
-        console.print(Text(f"  {limit}", style="dim"))
+    for line in analysis.remarks + analysis.limits:
+        console.print(Text(f"  {words.plain(line)}", style="dim"))
 
 
 def _table(analysis: Analysis, width: int) -> Table:

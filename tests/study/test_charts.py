@@ -123,8 +123,10 @@ def test_profiles_are_final_values_by_layer(study):
 
 def test_a_profile_of_zeros_and_one_at_fewer_tokens_are_no_charts(study):
     analysis, _ = study
+    more = {"dead/contrib": [0.0, 0.0], "dead/rel_n16": [0.5, 0.5]}
+    ranges = {name: [(value, value) for value in layers] for name, layers in more.items()}
     arms = [
-        dataclasses.replace(arm, by_layer={**arm.by_layer, "dead/contrib": [0.0, 0.0], "dead/rel_n16": [0.5, 0.5]})
+        dataclasses.replace(arm, by_layer=arm.by_layer | more, layer_ranges=arm.layer_ranges | ranges)
         for arm in analysis.arms
     ]
     found = charts.profiles(dataclasses.replace(analysis, arms=arms))
