@@ -4,12 +4,15 @@ import contextlib
 import json
 import re
 import shlex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ffnlab.call import override
 from ffnlab.study import words
 from ffnlab.study.answer import Analysis
 from ffnlab.study.load import Study
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Settings of a study that it keeps whatever a later command leaves out, and those that only said how to go on.
 DECLARED = re.compile(r"^[+~]*(analysis|baseline)=")
@@ -21,20 +24,42 @@ def provenance(analysis: Analysis) -> list[tuple[str, list[str]]]:
     study = analysis.study
     cells = study.cells
 
-    def all_of(column: str) -> str:
-        values = sorted({words.plain(value) for value in cells[column] if value})
-        return ", ".join(values) or "not recorded"
-
-    revision = all_of("revision") + (" with uncommitted changes" if cells["dirty"].any() else "")
+    revisions = _values(cells, "revision")
+    if cells["dirty"].any():
+        revisions[-1] += " with uncommitted changes" if len(revisions) == 1 else "; with uncommitted changes"
     said = "declared in study.json before the runs" if study.declared else "not declared before the runs"
     return [
         ("Command", [words.plain(command) for command in commands(study)] or ["not recorded"]),
-        ("Revision", [revision]),
-        ("Data hash", [all_of("hash_data")]),
-        ("Code fingerprint", [all_of("code")]),
-        ("Device", [all_of("device")]),
+        ("Revision", revisions),
+        ("Data hash", _values(cells, "hash_data")),
+        ("Code fingerprint", _values(cells, "code")),
+        *_package(cells),
+        ("Device", _values(cells, "device")),
         ("Primary analysis", [f"{words.primary_name(study.analysis)}, {said}"]),
     ]
+
+
+def _values(cells: "pd.DataFrame", column: str) -> list[str]:
+    """What the runs have in ``column``; where they differ a line a value, with the blocks or the runs that have it."""
+    known = cells[cells[column] != ""]
+    values = sorted(known[column].unique())
+    if len(values) < 2:
+        return [words.plain(value) for value in values] or ["not recorded"]
+    said = []
+    mixed = known.groupby("block")[column].nunique().gt(1).any()
+    for value in values:
+        own = known[known[column] == value]
+        whose = f"{len(own)} of {len(cells)} runs" if mixed else ", ".join(dict.fromkeys(own["block"]))
+        said.append(words.plain(f"{value}: {whose}"))
+    return said
+
+
+def _package(cells: "pd.DataFrame") -> list[tuple[str, list[str]]]:
+    """Several fingerprints are no change of code where the package is one: a block of one's own adds its own file."""
+    package = set(cells["package_code"])
+    if cells["code"].nunique() < 2 or len(package) > 1 or "" in package:
+        return []
+    return [("Package", ["the same in all runs; a block of one's own adds its file to the fingerprint"])]
 
 
 def commands(study: Study) -> list[str]:
