@@ -99,7 +99,7 @@ def loss_curves(analysis: Analysis, curves: "pd.DataFrame", axis: str) -> Spec |
     if near:
         rule = alt.Chart(inline(near)).encode(y=alt.Y("mean:Q", scale=y_scale))
         layers.append(rule.mark_rule(strokeDash=[2, 3]))
-        layers.append(rule.mark_text(text="unigram model", align="right", dx=-4, dy=-7, x="width"))
+        layers.append(rule.mark_text(text="unigram model", align="left", dx=4, dy=-7, x=0))
     if not broken.empty:
         lines = broken.assign(x=broken[axis], mean=broken["value"])[["arm", "cell", "x", "mean", "status"]]
         layers.append(

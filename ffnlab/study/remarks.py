@@ -51,9 +51,9 @@ def many_dead(arms: list[Arm], metric: str = "dead/rel") -> list[str]:
             continue
         worst = max(many, key=lambda layer: ranges[layer][1])
         low, high = ranges[worst]
-        spread = f" on average, {low:.1%} to {high:.1%} by seed" if arm.n > 1 else ""
+        spread = f" on average and {low:.1%} to {high:.1%} by seed" if arm.n > 1 else ""
         text = f"{arm.name} has many dead neurons ({metric} on the final census): "
-        text += f"{arm.by_layer[metric][worst]:.1%}{spread} in layer {worst}"
+        text += f"in layer {worst} {arm.by_layer[metric][worst]:.1%}{spread}"
         if len(many) > 1:
             text += f"; {len(many)} of {len(ranges)} layers have more than {MANY_DEAD:.0%} in some seed"
         said.append(text + ".")
@@ -113,7 +113,7 @@ def warmup_problems(study: Study, cells: "pd.DataFrame") -> list[Problem]:
     every = len(long) == 1 and len(done) == sum(map(len, long.values()))
     took = "; ".join(share if every else f"{share} ({', '.join(arms)})" for share, arms in long.items())
     text = (
-        f"Warm-up took {took}: the learning rate was hardly reached, and verdicts are of a start of training. "
+        f"Warm-up took {took}: the learning rate climbed for most of the run, and verdicts are of a start of training. "
         "Train longer, or shorten optim.warmup."
     )
     return [Problem("warmup", text)]

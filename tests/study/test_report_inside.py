@@ -60,7 +60,8 @@ def test_a_block_with_many_dead_neurons_is_remarked_on_in_the_answer(folder):
     analysis = analyse(load_study(folder))
     (remark,) = analysis.remarks
     assert remark == (
-        "own has many dead neurons (dead/rel on the final census): 23.3% on average, 0.0% to 37.9% by seed in layer 1."
+        "own has many dead neurons (dead/rel on the final census): "
+        "in layer 1 23.3% on average and 0.0% to 37.9% by seed."
     )
     page_text, markdown = both(folder)
     assert page_text.index('id="study-answer"') < page_text.index(remark) < page_text.index('id="study-table"')
