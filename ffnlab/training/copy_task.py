@@ -41,7 +41,8 @@ class Evidence:
 
     ``losses`` are pairs (step, loss in eval mode), ``chance`` the loss of a guess. ``moved`` is how far the typical
     weight matrix went from its start, in multiples of that start. ``starved`` names parameters that never received a
-    gradient; ``dropout`` is the largest rate in the network.
+    gradient; ``dropout`` is the largest rate in the network; ``foreign`` the feed-forward block's class where it is not
+    one of this project's, empty otherwise.
     """
 
     goal: float
@@ -54,6 +55,7 @@ class Evidence:
     moved: float = float("nan")
     dropout: float = 0.0
     starved: list[str] = field(default_factory=list)
+    foreign: str = ""
 
     def see(self, loss: float) -> None:
         """Take in one measurement."""
@@ -91,10 +93,13 @@ class Evidence:
 def diagnose(seen: Evidence) -> str:
     """The likely cause of a failure: what the run itself shows comes before what it leaves to be guessed."""
     if seen.last < seen.goal:
-        return (
+        leak = (
             f"copy task: the loss is {seen.last:.4f}, yet generation reproduces {seen.exact} of {seen.n} sequences: "
-            "a leak from the future; is attention causal?"
+            "a leak from the future; "
         )
+        if seen.foreign:
+            leak += f"does {seen.foreign} mix tokens ('token independence' in scripts/check_ffn.py tells)? If not, "
+        return leak + "is attention causal?"
     course = f"({seen.first:.3f} at the start, {seen.last:.3f} after {seen.step} steps"
     if seen.still:
         if seen.lr == 0:
@@ -139,6 +144,12 @@ def _some(names: list[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def _foreign(ffn: nn.Module) -> str:
+    # Ours are held token by token by tests; wrappers of torch's, FSDP's for one, stand before the class they wrap
+    cls = next(cls for cls in type(ffn).__mro__ if not cls.__module__.startswith("torch.distributed"))
+    return "" if cls.__module__.startswith("ffnlab.") else cls.__name__
+
+
 def _matrices(network: LanguageModel) -> dict[str, Tensor]:
     return {
         name: whole(value.detach()).clone().float() for name, value in network.named_parameters() if value.dim() > 1
@@ -179,6 +190,7 @@ class CopyTaskGoal(lightning.Callback):
         rates = [module.p for module in pl_module.network.modules() if isinstance(module, nn.Dropout)]
         attention = [float(block.attention.dropout) for block in pl_module.network.blocks]
         self.seen.dropout = max([0.0, *rates, *attention])
+        self.seen.foreign = _foreign(pl_module.network.blocks[0].ffn)
         self._start = _matrices(pl_module.network)
         self._measure(pl_module.network, generate=False)
 

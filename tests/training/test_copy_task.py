@@ -171,7 +171,21 @@ def test_attention_that_sees_the_future_is_a_leak(tmp_path: Path, monkeypatch: p
         return attend(*args, **{**options, "is_causal": False})
 
     monkeypatch.setattr("ffnlab.model.attention.F.scaled_dot_product_attention", uncausal)
-    failure(tmp_path / "run", "leak", steps=150)
+    message = failure(tmp_path / "run", "leak", steps=150)
+    assert message.endswith("a leak from the future; is attention causal?")
+
+
+def test_a_block_of_ones_own_that_mixes_tokens_is_asked_about_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class MixesTokens(DenseFFN):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x + x.roll(-1, 1))
+
+    monkeypatch.setattr("ffnlab.ffn.DenseFFN", MixesTokens)
+    message = failure(tmp_path / "run", "leak", steps=200)
+    asked = "does MixesTokens mix tokens ('token independence' in scripts/check_ffn.py tells)? If not, is attention"
+    assert asked in message
 
 
 def test_an_initialisation_that_overflows_is_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
