@@ -118,6 +118,7 @@ def half_precision(subject: Subject) -> Finding:
             largest[name] = output.abs().max().item()
     return Finding(
         not wrong,
-        "; ".join(wrong) or ", ".join(f"{name}: finite, largest {value:.1f}" for name, value in largest.items()),
+        "; ".join(wrong)
+        or "finite; largest output " + ", ".join(f"{value:.1f} in {name}" for name, value in largest.items()),
         "avoid exp, powers and large constants before a normalisation; 65504 is float16's largest number",
     )

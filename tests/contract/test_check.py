@@ -77,6 +77,11 @@ def test_the_dropout_of_a_users_own_module_is_measured() -> None:
     assert "standard errors" in outcome.measured
 
 
+def test_half_precision_says_what_is_largest() -> None:
+    outcome = {o.name: o for o in check(Dense, items={"half precision": ITEMS["half precision"]}).outcomes}
+    assert outcome["half precision"].measured.startswith("finite; largest output ")
+
+
 def test_the_check_leaves_the_random_stream_alone() -> None:
     import torch
 
