@@ -3,6 +3,7 @@
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ from torch import nn
 
 from ffnlab.contract import behaviour, gradients, runtime, structure
 from ffnlab.contract.dropout import dropout
+from ffnlab.contract.likeness import like as likeness
 from ffnlab.contract.report import Finding, Outcome, Report, Status
 from ffnlab.contract.subject import ContractError, Subject
 from ffnlab.errors import UserError
 
 Item = Callable[[Subject], Finding]
+CONTRACT = "down is last"  # the item that speaks for all that need ``down`` and cannot have it
 
 ITEMS: dict[str, Item] = {
     "shapes": behaviour.shapes,
@@ -53,6 +56,7 @@ def check(
     d_ff: int = 64,
     compile_backend: str = "aot_eager",
     items: Mapping[str, Item] = ITEMS,
+    like: str | None = None,
 ) -> Report:
     """Hold a block against the contract.
 
@@ -65,17 +69,32 @@ def check(
         compile_backend: ``aot_eager`` (about a second: traces forward and backward) or ``inductor``
             (also generates code; up to a minute the first time, needs a C++ compiler).
         items: the checklist, by name.
+        like: a block of ours, ``conf/ffn``: whether ``target`` computes the same is one more item.
 
     Returns:
         One outcome an item. A block that cannot be built fails ``builds``, and nothing else is tried.
+
+    Raises:
+        UserError: no block of ours is called ``like``.
     """
     start = time.perf_counter()
+    if like is not None:
+        items = {f"like {like}": likeness(like), **items}  # first: it is what was asked
     subject = Subject(target, dict(options or {}), d_model, d_ff, compile_backend)
     outcomes = [_judge("builds", _builds, subject)]
     if outcomes[0].status == "pass":
-        outcomes += [_judge(item, function, subject) for item, function in items.items()]
+        kept_from: list[str] = []
+        outcomes += [_judge(item, function, subject, kept_from) for item, function in items.items()]
+        if CONTRACT in kept_from:
+            # One cause, one failure: the others had nothing to measure on
+            kept_from.remove(CONTRACT)
+            said = f"not measured: see '{CONTRACT}'"
+            outcomes = [
+                replace(outcome, status="not measured", measured=said, fix="") if outcome.name in kept_from else outcome
+                for outcome in outcomes
+            ]
     label = name or getattr(target, "__name__", str(target))
-    return Report(label, d_model, d_ff, tuple(outcomes), time.perf_counter() - start)
+    return Report(label, d_model, d_ff, tuple(outcomes), time.perf_counter() - start, like)
 
 
 def _builds(subject: Subject) -> Finding:
@@ -85,13 +104,20 @@ def _builds(subject: Subject) -> Finding:
     return Finding(True, f"{type(block).__name__}({subject.d_model}, {subject.d_ff})")
 
 
-def _judge(name: str, item: Item, subject: Subject) -> Outcome:
-    """Run one item by itself: whatever it raises is its own failure and stops nothing else."""
+def _judge(name: str, item: Item, subject: Subject, kept_from: list[str] | None = None) -> Outcome:
+    """Run one item by itself: whatever it raises is its own failure and stops nothing else.
+
+    An item that a broken contract keeps from measuring is noted in ``kept_from``.
+    """
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             finding = item(subject)
-    except (ContractError, UserError) as error:
+    except ContractError as error:
+        if kept_from is not None:
+            kept_from.append(name)
+        finding = Finding(False, str(error), error.fix)
+    except UserError as error:
         finding = Finding(False, str(error), "see docs/adding-a-block.md, 'The contract'")
     except Exception as error:  # a stranger's code: anything may come
         frame = traceback.extract_tb(error.__traceback__)[-1]

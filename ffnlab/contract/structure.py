@@ -105,7 +105,7 @@ def formula(subject: Subject) -> Finding:
     """Our own classes compute ``down(act(up x))`` or ``down(act(gate x) * up x)`` with the activation declared."""
     block = subject.quiet().eval()
     if not isinstance(block, DenseFFN | GatedFFN):
-        return Finding(None, "a block of yours: only you know its formula")
+        return Finding(None, "a block of yours declares none to be held to")
     default = "silu" if isinstance(block, GatedFFN) else "relu"
     name = str(subject.options.get("activation", default))
     learned = dict(block.named_parameters()).get("act.beta")
@@ -178,6 +178,7 @@ def count(subject: Subject) -> Finding:
     def factory(d_model: int, d_ff: int) -> nn.Module:
         return subject.target(d_model, d_ff, **subject.options)
 
+    down_of(subject.construct())  # without one no budget is solved
     slope, intercept = affine(lambda d_ff: count_params(factory, subject.d_model, d_ff))
     if slope <= 0:
         return Finding(False, f"{slope:g} parameters a neuron", "the block ignores d_ff: build from it")

@@ -17,7 +17,11 @@ DROPOUT_OPTIONS = ("dropout_hidden", "dropout_output")
 
 
 class ContractError(Exception):
-    """A block breaks the contract in a way that keeps an item from measuring; the text says how."""
+    """A block breaks the contract in a way that keeps an item from measuring; the text says how, ``fix`` what to do."""
+
+    def __init__(self, text: str, fix: str = "see docs/adding-a-block.md, 'The contract'") -> None:
+        super().__init__(text)
+        self.fix = fix
 
 
 @dataclass(frozen=True)
@@ -105,8 +109,28 @@ def down_of(block: nn.Module) -> nn.Linear:
     """
     down = getattr(block, "down", None)
     if not isinstance(down, nn.Linear):
-        raise ContractError("there is no self.down = nn.Linear(d_ff, d_model)")
+        raise _without_down(block)
     return down
+
+
+def _without_down(block: nn.Module) -> ContractError:
+    """What the block has instead, and which of it to rename: the one projection that undoes all the others."""
+    sizes = {name: (m.in_features, m.out_features) for name, m in block.named_children() if isinstance(m, nn.Linear)}
+    last = [name for name, size in sizes.items() if list(sizes.values()).count(size) == 1]
+    if len(sizes) == 2:  # each is the other's reverse; the one that leads out is made last
+        last = list(sizes)[1:]
+    others = [name for name in sizes if name not in last]
+    if len(last) != 1 or not others or any(sizes[name] != sizes[last[0]][::-1] for name in others):
+        return ContractError("there is no self.down = nn.Linear(d_ff, d_model)")
+    llama = (sorted(sizes), last) == (["w1", "w2", "w3"], ["w2"])
+    text = f"has {', '.join(sizes)} as Llama's" if llama else f"has {', '.join(sizes)}, and no down"
+    roles = {name: role for role in ("gate", "up") for name in others if role in name.split("_") and name != role}
+    if llama:
+        roles = {"w1": "gate", "w3": "up"}
+    elif len(others) == 1 and others != ["up"]:
+        roles = {others[0]: "up"}
+    rest = ", ".join(f"{name} to {role}" for name, role in roles.items())
+    return ContractError(text, f"rename {last[0]} to down" + (f" ({rest})" if rest else ""))
 
 
 @contextmanager

@@ -167,7 +167,7 @@ class BypassesItsAct(Dense):
         self.act = nn.GELU()
 
 
-@fails("down is last", "nonlinear before down", "dropout", "gate side", activation="silu")
+@fails("down is last", activation="silu")  # what hooks on down cannot be measured, and is no failure of its own
 class NeverCallsDown(GatedFFN):
     """Uses the weight of ``down`` behind the module's back: no hook, no census."""
 
