@@ -260,7 +260,10 @@ def _limits(study: Study, arms: list[Arm]) -> list[str]:
     paired = [a for arm in arms for a in arm.answers if a.analysis == "paired"]
     n = min((min(a.n, a.n_baseline) for a in unpaired), default=0)
     if unpaired and n < statistics.MIN_SEEDS:
-        said.append(f"Some block has {n} seeds; with fewer than 3 a block there is no interval and no verdict.")
+        said.append(
+            f"Some block has {n} seed{'' if n == 1 else 's'}; "
+            "with fewer than 3 a block there is no interval and no verdict."
+        )
     for answers, what, enough in ((unpaired, "permutation", "four seeds a block"), (paired, "sign-flip", "six seeds")):
         floor = max((a.p_resampled_floor for a in answers), default=0.0)
         if floor > 0.05:

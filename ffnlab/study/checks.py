@@ -179,7 +179,8 @@ def _design(study: Study) -> list[Problem]:
         found.append(
             Problem(
                 "undeclared",
-                "This folder has no study.json: neither baseline nor analysis was declared before the runs.",
+                "This folder is no study (it has no study.json) but runs side by side: neither baseline nor analysis "
+                f"was declared before them. {which_folder(study.path)}",
             )
         )
     if study.baseline != study.declared_baseline:

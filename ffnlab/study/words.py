@@ -107,12 +107,16 @@ def sentence(arm: Arm, analysis: Analysis) -> str:
     if answer is None:
         loss = f"a validation loss of {number(arm.mean)} nats per token" if arm.n else "no finished run"
         spread = f" (SD {number(arm.sd)})" if arm.n > 1 else ""
-        return f"{name} is the baseline{at}: {loss}{spread}, {runs(arm)} seeds."
+        return f"{name} is the baseline{at}: {loss}{spread}, {_seeds(arm)}."
     if math.isnan(answer.difference):
-        return f"{name}{at} cannot be compared with {base}: {runs(arm)} seeds finished."
+        return f"{name}{at} cannot be compared with {base}: {_seeds(arm)} finished."
     way = "lower" if answer.difference < 0 else "higher"
     measured = f"{number(abs(answer.difference))} nats per token {way}"
-    pair = f"{answer.n} seeds each" if answer.n == answer.n_baseline else f"{answer.n} and {answer.n_baseline} seeds"
+    pair = (
+        f"{answer.n} seed{'' if answer.n == 1 else 's'} each"
+        if answer.n == answer.n_baseline
+        else f"{answer.n} and {answer.n_baseline} seeds"
+    )
     lost = _lost(arm)
     if answer.verdict == TOO_FEW:
         return (
@@ -129,6 +133,10 @@ def sentence(arm: Arm, analysis: Analysis) -> str:
     if not answer.note and (answer.low > 0 or answer.high < 0):
         note = f" The interval is for this block alone; over {analysis.comparisons} blocks chance gives such too often."
     return f"{name}{at} is not resolved against {base}: its loss was {measured} ({between}).{more}{note}{lost}"
+
+
+def _seeds(arm: Arm) -> str:
+    return f"{runs(arm)} seed{'' if runs(arm) == '1' else 's'}"
 
 
 def _needed(answer: Answer) -> str:

@@ -190,3 +190,13 @@ def test_a_studys_file_is_answered_with_its_folder(tmp_path, name):
     path.touch()
     with pytest.raises(UserError, match=re.escape(f"is a file. Give the study's folder, {folder}.")):
         write_report([path])
+
+
+def test_runs_side_by_side_are_told_from_a_study(tmp_path):
+    values = {b: {0: v[0]} for b, v in START.items()}
+    analysis = analyse(load_study(write_study(tmp_path / "outputs", values, manifest=False)))
+    assert "no study" in problem(analysis, "undeclared")
+    assert "Give the folder of one study" in problem(analysis, "undeclared")
+    assert all(
+        "1 seeds" not in line for line in [*analysis.limits, *(words.sentence(a, analysis) for a in analysis.arms)]
+    )
