@@ -8,11 +8,12 @@ from typing import Any, NoReturn
 
 from hydra._internal.utils import get_args_parser
 
-from ffnlab.composition import CONF
+from ffnlab.call import CONF, NUMBER, quoted
 from ffnlab.errors import UserError
 
 LISTED = 8  # seeds that are spelt out; more are a range
 SEVERAL = ("ffn", "seed", "init_seed", "data_seed")  # what a study has several of
+NAMES = ("resume", "hydra.run.dir", "hydra.sweep.dir")  # beside those that a run's configuration has
 SPAN = re.compile(r"(\d{1,6})(?:\.\.\.?|-|:)(\d{1,6})")
 
 
@@ -37,6 +38,12 @@ def read_arguments(words: Sequence[str]) -> argparse.Namespace:
         )
     if args.experimental_rerun:
         raise UserError("--experimental-rerun is not used here: go on with a run by resume=RUN_DIR")
+    if args.shell_completion:
+        if not re.fullmatch(r"(install|uninstall|query)=(bash|zsh|fish)", " ".join(args.overrides)):
+            raise UserError(
+                '--shell-completion takes install=bash (zsh, fish): eval "$(python train.py -sc install=bash)"'
+            )
+        return args
     _check_overrides(args.overrides, bool(args.multirun))
     return args
 
@@ -97,11 +104,32 @@ def _several(value: str) -> str:
 
 
 def contiguous(words: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """The same words with the overrides together, as Hydra's own reading of them needs."""
+    """The same words with the overrides together and names as names, as Hydra's own reading of them needs."""
     options = list(words)
     for override in overrides:
         options.remove(override)
-    return [*overrides, *options]
+    return [*as_names(overrides), *options]
+
+
+def as_names(overrides: Sequence[str]) -> list[str]:
+    """The same overrides, with numbers quoted where a name is asked for: ``study=1e5`` is the study called ``1e5``.
+
+    Here and not once they are read: a number no longer knows how it was written.
+    """
+    return [_as_names(word) for word in overrides]
+
+
+def _as_names(word: str) -> str:
+    from ffnlab.config import text_keys
+
+    key, equals, value = word.partition("=")
+    bare = key.lstrip("+")
+    if not bare or not (bare in text_keys() or bare in NAMES or (CONF / bare).is_dir()):
+        return word
+    parts = re.split(r"([,\[\]])", value)
+    if not all(re.fullmatch(r"[\w/.+-]*|[,\[\]]", part) for part in parts):
+        return word  # has quotes or functions of its own
+    return key + equals + "".join(quoted(part) if NUMBER.fullmatch(part) else part for part in parts)
 
 
 def wants_text(args: Any) -> bool:

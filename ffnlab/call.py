@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+CONF = ROOT / "conf"
 _INT = r"(0|[1-9](_?\d)*)"
 _POINT = rf"({_INT}\.|{_INT}?\.\d(_?\d)*)"
 # What Hydra reads as a number: 2026, 1_000 and 1e5, but not 007.
@@ -36,13 +37,14 @@ def override(key: str, value: str | Path) -> str:
     """``key=value`` as Hydra takes it, with quotes of Hydra's own where its grammar would trip over the value."""
     text = str(value)
     plain = re.fullmatch(r"[A-Za-z0-9/_.+-]+", text) and text.lower() not in ("null", "true", "false")
-    return f"{key}={text if plain and not NUMBER.fullmatch(text) else quoted(text)}"
+    if plain and not NUMBER.fullmatch(text):
+        return f"{key}={text}"
+    text = re.sub(r"(\\*)\$\{", lambda found: 2 * found[1] + r"\${", text)  # it would be filled in
+    return f"{key}={quoted(text)}"
 
 
 def quoted(text: str) -> str:
-    """A string of Hydra's grammar that holds ``text`` as it is, whatever is in it."""
-    # ${x} would be filled in; a backslash is itself, but for those in front of it or of a quote.
-    text = re.sub(r"(\\*)\$\{", lambda found: 2 * found[1] + r"\${", text)
+    """``text`` as a string of Hydra's grammar: a backslash is itself in it, but for those in front of a quote."""
     return '"' + re.sub(r'(\\*)("|\Z)', lambda found: 2 * found[1] + ('\\"' if found[2] else ""), text) + '"'
 
 

@@ -4,6 +4,8 @@ Nothing heavy is imported until a configuration has been composed, so that ``--h
 """
 
 import contextlib
+import os
+import select
 import signal
 import sys
 from collections.abc import Callable
@@ -52,6 +54,21 @@ def main() -> int:
         return _main()
     except KeyboardInterrupt:  # while a configuration is composed: nothing was begun
         return 130
+    except BrokenPipeError:
+        if not _reader_left():
+            raise
+        with contextlib.suppress(OSError):  # 2>&1 | head
+            print("stopped: what reads the output has ended; the same command goes on", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes what it still holds when it ends
+        return 128 + signal.SIGPIPE
+
+
+def _reader_left() -> bool:
+    """Whether it is the reader of this command's output that a broken pipe is about, and not one of a library's."""
+    output = select.poll()
+    output.register(1, 0)
+    output.register(2, 0)
+    return bool(output.poll(0))
 
 
 def _main() -> int:
@@ -62,7 +79,7 @@ def _main() -> int:
             sys.argv[1:] = contiguous(sys.argv[1:], args.overrides)
         if wants_text(args):
             end_with_reader()
-            if args.overrides and not args.multirun:
+            if args.overrides and not (args.multirun or args.shell_completion):  # install=bash is no override
                 compose_job(list(args.overrides), args.config_dir)  # for its short errors
             _hydra_main()
             return 0
@@ -102,7 +119,7 @@ def _first_look(args: Any, studies: list[str]) -> None:
     from ffnlab.config import from_hydra
 
     job = compose_job(list(args.overrides), args.config_dir)
-    resume = job.cfg.resume
+    resume = job.cfg.get("resume")
     if resume is not None and not str(resume).strip():
         raise UserError("resume= names no run directory")
     if resume:
@@ -114,7 +131,7 @@ def _first_look(args: Any, studies: list[str]) -> None:
     if not job.run_dir.strip():  # it would be the folder that the command was typed in
         raise UserError("hydra.run.dir= names no directory")
     check_run_dir(Path(job.run_dir))
-    if job.cfg.study:
+    if job.cfg.get("study"):
         studies.append(str(job.cfg.study))
 
 
@@ -140,8 +157,9 @@ def _resume_arguments(overrides: list[str], run_dir: str) -> None:
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name=CONFIG_NAME)
 def _hydra_main(cfg: DictConfig) -> None:
-    run_dir = Path(HydraConfig.get().runtime.output_dir)
-    choices = {str(k): str(v) for k, v in HydraConfig.get().runtime.choices.items()}
+    hydra_cfg = HydraConfig.get()
+    run_dir = Path(hydra_cfg.runtime.cwd, hydra_cfg.run.dir)  # runtime.output_dir would fill a ${...} in
+    choices = {str(k): str(v) for k, v in hydra_cfg.runtime.choices.items()}
     status = run_job(Job(cfg, choices, str(run_dir)))
     if status:
         sys.exit(status)
@@ -170,10 +188,9 @@ def run_job(job: Job) -> int:
 
 
 def _run(job: Job, run_dir: Path, signals: Signals) -> int:
-    from rich.console import Console
-
     from ffnlab.config import from_hydra
     from ffnlab.training import Diverged, load_config, train
+    from ffnlab.training.face import Terminal
     from ffnlab.training.interruption import requeue_under_slurm
     from ffnlab.training.loading import check_records
     from ffnlab.training.memory import memory_message
@@ -185,7 +202,7 @@ def _run(job: Job, run_dir: Path, signals: Signals) -> int:
         cfg = load_config(run_dir) if resume else from_hydra(job.cfg, job.choices.get("ffn"))
         if resume:
             check_records(run_dir)
-        train(cfg, run_dir, resume=resume, console=Console(), signals=signals)
+        train(cfg, run_dir, resume=resume, console=Terminal(), signals=signals)
     except UserError as error:
         _drop_if_empty(run_dir)
         return say_error(error)

@@ -19,13 +19,14 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from ffnlab.arguments import as_names
+from ffnlab.call import CONF, quoted
 from ffnlab.errors import UserError
 from ffnlab.schema import nearest
 
 # Our launchers' YAML files bear the names of the plugins' own on purpose: `hydra/launcher=joblib` is what people type.
 warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
 
-CONF = Path(__file__).resolve().parents[1] / "conf"
 CONFIG_NAME = "train"
 
 
@@ -104,6 +105,7 @@ def compose_job(overrides: list[str], config_dir: str | None = None) -> Job:
     Raises:
         UserError: an unknown choice, a misspelt key, a sweep without ``-m``, an override that does not parse.
     """
+    overrides = as_names(overrides)
     with _readable_errors(overrides, config_dir):
         cfg = _compose(overrides, config_dir)
         # hydra.run.dir looks into the hydra section from the root, so it is resolved before the section goes.
@@ -123,11 +125,13 @@ def compose_sweep(overrides: list[str], config_dir: str | None = None) -> Sweep:
     Raises:
         UserError: as ``compose_job``.
     """
+    overrides = as_names(overrides)
     with _readable_errors(overrides, config_dir), _initialized():
         loader = GlobalHydra.instance().config_loader()
         extra = _searchpath(config_dir)
         master = loader.load_configuration(CONFIG_NAME, extra + overrides, run_mode=RunMode.MULTIRUN)
-        typed = [str(override) for override in master.hydra.overrides.task]
+        # Unresolved: a ${...} in it belongs to the run, and \${...} stays a name.
+        typed: Any = OmegaConf.to_container(master.hydra.overrides.task, resolve=False)
         parsed = OverridesParser.create(config_loader=loader).parse_overrides([*_preset_sweep(master), *typed])
         jobs = BasicSweeper.split_arguments(parsed, None)[0]
         return Sweep(master, jobs, typed, HydraContext(config_loader=loader, callbacks=Callbacks(master)))
@@ -147,7 +151,7 @@ def _searchpath(config_dir: str | None) -> list[str]:
         return []
     if not Path(config_dir).is_dir():
         raise UserError(f"--config-dir {config_dir}: there is no such folder")
-    return [f"hydra.searchpath=['file://{Path(config_dir).resolve()}']"]
+    return [f"hydra.searchpath=[{quoted(f'file://{Path(config_dir).resolve()}')}]"]
 
 
 @contextmanager
@@ -176,6 +180,16 @@ def _readable_errors(overrides: list[str], config_dir: str | None) -> Iterator[N
         raise UserError(_unknown_choice(error)) from error
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise UserError(_composition_error(error, overrides, config_dir)) from error
+    except (AssertionError, AttributeError) as error:  # Hydra's answer to a key below one that is null
+        if not (sweeps := [_as_typed(word) for word in overrides if "hydra.sweeper.params" in word]):
+            raise
+        raise UserError(f"hydra.sweeper.params is for experiment files: write -m {' '.join(sweeps)}") from error
+
+
+def _as_typed(word: str) -> str:
+    """``hydra.sweeper.params.seed="0,1"`` as a command line has it."""
+    found = re.fullmatch(r"[+]*hydra\.sweeper\.params\.([\w.]+)=(['\"]?)(.*)\2", word)
+    return f"{found[1]}={found[3]}" if found else "KEY=A,B"
 
 
 def _unknown_choice(error: MissingConfigException) -> str:
@@ -192,7 +206,11 @@ def _composition_error(error: Exception, overrides: list[str], config_dir: str |
     text = f"{error}\n{error.__cause__ or ''}"
     if "multirun" in text:
         swept = [o for o in overrides if "," in o or "range(" in o or "choice(" in o]
-        return f"{' '.join(swept) or 'a list of values'} asks for several runs: add -m"
+        thousands = [
+            n.replace(",", "_") for o in swept if re.fullmatch(r"[1-9]\d{0,2}(,\d{3})+", n := o.partition("=")[2])
+        ]
+        meant = f"; for a number write {thousands[0]}" if thousands else ""
+        return f"{' '.join(swept) or 'a list of values'} asks for several runs: add -m{meant}"
     unknown = re.search(r"Could not override '([^']+)'", text)
     if unknown:
         key = unknown.group(1)
@@ -202,29 +220,51 @@ def _composition_error(error: Exception, overrides: list[str], config_dir: str |
         parent, _, leaf = key.rpartition(".")
         known = _keys(parent, config_dir, overrides)
         if parent and not known:
-            return f"there is no section '{parent}'{nearest(parent, _keys('', config_dir, []))}"
+            top = _keys("", config_dir, [])
+            return f"{parent} has no keys" if parent in top else f"there is no section '{parent}'{nearest(parent, top)}"
         if leaf in known:  # the key exists: its value did not fit
             return text.splitlines()[0]
         where = f"{parent} has" if parent else "there are"
-        having = [choice for choice in _choices_with(parent, leaf, config_dir) if choice not in overrides]
+        elsewhere = {k: choices for k, choices in _other_keys(parent, config_dir).items() if k not in known}
+        having = [choice for choice in elsewhere.get(leaf, []) if choice not in overrides]
         if having:
             return f"unknown key {key} here; it comes with {' or '.join(having)}"
         if not parent and (places := _sections_with(leaf, config_dir, overrides)):
             return f"unknown key {key}; write {' or '.join(places)}"
         more = "; lightning.Trainer's other arguments take a +, as in +trainer.profiler=simple" * (parent == "trainer")
-        return f"unknown key {key}{nearest(leaf, known)}; {where} {', '.join(known) or 'no such section'}{more}"
+        close = nearest(leaf, [*known, *elsewhere])
+        for other, choices in elsewhere.items():
+            if close == nearest(other, [other]):
+                close = f"{close[:-2]}, which comes with {' or '.join(choices)}?)"
+        return f"unknown key {key}{close}; {where} {', '.join(known) or 'no such section'}{more}"
     there = re.search(r"An item is already at '([^']+)'", text)
     if there:
         return f"{there.group(1)} is there already: write {there.group(1)}=..., without +"
+    absent = re.search(r"Could not delete from config\. '([^']+)' does not exist", text)
+    if absent:  # or it is null, which is the same to Hydra
+        parent, _, leaf = absent.group(1).rpartition(".")
+        known = _keys(parent, config_dir, overrides)
+        why = f"{absent.group(1)} is null already" if leaf in known else f"there is no such key{nearest(leaf, known)}"
+        return f"~{absent.group(1)} takes nothing away: {why}"
+    followed = re.search(r"Interpolation key '([^']+)' not found", text)
+    if followed:
+        key = followed.group(1).removeprefix("hydra.runtime.choices.")
+        if any(o.startswith("~") and o[1:].partition("=")[0] == key for o in overrides):
+            return f"~{key}: {key} cannot be taken away, other keys follow it; write {key}=..."
+        full_key = getattr(error, "full_key", None)
+        return f"{full_key or 'the configuration'} follows {followed.group(1)}, which is not there"
     group = re.search(r"Could not find '([^']+)'|No match in the defaults list for '([^']+)'", text)
     if group:
         name = group.group(1) or group.group(2)
         known = _keys("", config_dir, [])
         return f"there is no group or key '{name}'{nearest(name, known)}"
     if "Config group override must be" in text:
-        groups = {path.name for folder in _folders(config_dir) for path in folder.iterdir() if path.is_dir()}
-        odd = [o for o in overrides if o.partition("=")[0] in groups and not re.search(r"=[A-Za-z_]", o)]
-        return f"{' '.join(odd)} names no choice; python train.py --help lists them"
+        odd = [
+            o
+            for o in overrides
+            if _is_group(o, config_dir) and re.search(r"=([^A-Za-z_\"']|(null|true|false)$)", o, re.I)
+        ]
+        return f"{' '.join(odd) or 'an override'} names no choice; python train.py --help lists them"
     if isinstance(error, OverrideParseException):
         return (
             f"cannot read the override {error.override!r}: write key=value, and quote a value with special characters"
@@ -254,7 +294,16 @@ def _sections_with(leaf: str, config_dir: str | None, overrides: list[str]) -> l
     return [f"{section}.{leaf}" for section in sections if leaf in _keys(section, config_dir, overrides)]
 
 
-def _choices_with(group: str, leaf: str, config_dir: str | None) -> list[str]:
-    """The choices of ``group`` that bring the key ``leaf`` along, as typed: ``data=text``."""
+def _is_group(override: str, config_dir: str | None) -> bool:
+    key = override.partition("=")[0].lstrip("+")
+    return any((folder / key).is_dir() for folder in _folders(config_dir))
+
+
+def _other_keys(group: str, config_dir: str | None) -> dict[str, list[str]]:
+    """The keys that choices of ``group`` bring along, each with the choices that do, as typed: ``data=text``."""
     files = [path for folder in _folders(config_dir) for path in sorted((folder / group).glob("*.yaml")) if group]
-    return [f"{group}={path.stem}" for path in files if leaf in (OmegaConf.load(path) or {})]
+    keys: dict[str, list[str]] = {}
+    for path in files:
+        for key in OmegaConf.load(path) or {}:
+            keys.setdefault(str(key), []).append(f"{group}={path.stem}")
+    return keys

@@ -1,11 +1,13 @@
 """One typed configuration for a run, and the way there from Hydra's groups and overrides."""
 
 import dataclasses
+import functools
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from ffnlab.data.config import CopyData, HubData, ShakespeareData, TextData
@@ -22,6 +24,9 @@ from ffnlab.schema import (
 )
 
 DataConfig = Annotated[ShakespeareData | TextData | HubData | CopyData, Field(discriminator="kind")]
+
+# YAML has no other way of writing `study: 2026`; a float or a boolean would not come back as it was written.
+Name = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) is int else name)]
 
 
 @dataclass(config=STRICT)
@@ -100,8 +105,8 @@ class WandbConfig:
     """Weights & Biases. ``mode=auto``: online where a key is configured and the server answers, else offline."""
 
     kind: Literal["wandb"] = "wandb"
-    project: str = "ffnlab"
-    entity: str | None = None
+    project: Name = "ffnlab"
+    entity: Name | None = None
     mode: Literal["auto", "online", "offline"] = "auto"
 
 
@@ -140,7 +145,7 @@ class RunConfig:
     seed: NonNegativeInt = 0
     init_seed: NonNegativeInt = 0
     data_seed: NonNegativeInt = 0
-    study: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")] | None = None  # a folder name
+    study: Annotated[Name, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")] | None = None  # a folder name
     copy_task: CopyTaskConfig | None = None
 
 
@@ -153,7 +158,7 @@ class StudyConfig:
     """
 
     analysis: Literal["unpaired", "paired"] | None = None
-    baseline: str | None = None
+    baseline: Name | None = None
     retry: bool = False
     stale: Literal["keep", "rerun"] | None = None
     kind: Literal["blocks", "noise_floor", "lr_sensitivity"] | None = None
@@ -161,6 +166,23 @@ class StudyConfig:
 
 
 STUDY_KEYS = tuple(StudyConfig.__dataclass_fields__)
+
+
+@functools.cache
+def text_keys() -> frozenset[str]:
+    """The dotted keys whose values are text: names and paths."""
+    return frozenset(_text_keys(RunConfig)) | frozenset(_text_keys(StudyConfig))
+
+
+def _text_keys(kind: Any, key: str = "") -> set[str]:
+    if kind is str:
+        return {key}
+    if dataclasses.is_dataclass(kind):
+        inner = {f"{key}.{name}".lstrip("."): of for name, of in typing.get_type_hints(kind).items()}
+        return {text for name, of in inner.items() for text in _text_keys(of, name)}
+    if typing.get_origin(kind) in (Literal, dict):
+        return set()
+    return {text for of in typing.get_args(kind) for text in _text_keys(of, key)}
 
 
 def from_plain(values: dict[str, Any]) -> RunConfig:
@@ -186,10 +208,11 @@ def from_plain(values: dict[str, Any]) -> RunConfig:
         make_block(target, ffn)
     except ValueError as error:
         raise UserError(str(error)) from error
+    data = values.get("data")
+    if values.get("copy_task") is not None and isinstance(data, dict) and data.get("kind") != "copy":
+        raise UserError("the copy task brings its own data: use experiment=copy_task without data=...")
     cfg = validate(RunConfig, {**values, "ffn": section | {"options": ffn}})
     cfg.model.check()
-    if cfg.copy_task is not None and not isinstance(cfg.data, CopyData):
-        raise UserError("copy_task is the goal of data=copy alone; use experiment=copy_task without data=...")
     return cfg
 
 

@@ -1,6 +1,10 @@
 """The command line, in real processes: what is refused, how, and what is left behind."""
 
 import os
+import re
+import shlex
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,7 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from ffnlab.config import compose
+from ffnlab import cli
+from ffnlab.arguments import as_names
+from ffnlab.call import CONF, ROOT, override
+from ffnlab.composition import compose_sweep
+from ffnlab.config import WandbConfig, compose
+from ffnlab.data.config import HubData, TextData
+from ffnlab.errors import UserError
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -62,7 +72,8 @@ CASES = [
     (["swiglu"], "write ffn=swiglu"),
     (["ffn", "=", "gelu"], "write ffn=CHOICE, without spaces around ="),
     (["ffn=relu.yaml"], "names a file: write ffn=relu"),
-    (["ffn=3"], "ffn=3 names no choice"),
+    (["ffn=3"], "ffn=3 is unknown; choose one of"),
+    (["-sc", "install=nosh"], "--shell-completion takes install=bash (zsh, fish)"),
     (["ffn=SwiGLU"], "did you mean swiglu?"),
     (["seed=0..3"], "write -m seed=0,1,2,3"),
     (["-m", "seed=0..300"], "write seed='range(0,301)'"),
@@ -70,7 +81,7 @@ CASES = [
     (["seed=1", "seed=2"], "seed is given twice: leave one out, or for several runs write -m seed=1,2"),
     (["seed=fast"], "error: seed must be a whole number, not 'fast'\n"),
     (["+seed=1"], "seed is there already: write seed=..., without +"),
-    (["~seed"], "'seed'"),
+    (["~seed"], "~seed: seed cannot be taken away, other keys follow it; write seed=..."),
     (["lr=1e-3"], "unknown key lr; write optim.lr"),
     (["modle.d_model=3"], "there is no section 'modle' (did you mean model?)"),
     (["trainer.max_epoch=3"], "take a +"),
@@ -205,6 +216,183 @@ def test_a_reader_that_has_read_enough_ends_it_in_silence(command: list[str], tm
     )
     os.close(writing)
     assert done.stderr == b""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["experiment=null"], "experiment=null names no choice"),
+        (["model=true"], "model=true names no choice"),
+        (["hydra/launcher=null"], "hydra/launcher=null names no choice"),
+        (["~ffn"], "~ffn: ffn cannot be taken away"),
+        (["~baseline"], "~baseline takes nothing away: baseline is null already"),
+        (["~train.val_every"], "train.val_every is null already"),
+        (["~train.tokenss"], "there is no such key (did you mean tokens?)"),
+        (["seed.x=3"], "seed has no keys"),
+        (["data.pathss=3"], "unknown key data.pathss (did you mean paths, which comes with data=text?)"),
+        (["data.repoo=3"], "(did you mean repo, which comes with data=tinystories or data=wikitext103?)"),
+        (["data=copy", "data.lenth=3"], "unknown key data.lenth (did you mean length?)"),
+        (["train.tokens=1,000"], "asks for several runs: add -m; for a number write 1_000"),
+        (["train.tokens=1,000,000"], "for a number write 1_000_000"),
+        (["experiment=copy_task", "data=shakespeare"], "the copy task brings its own data"),
+        (["experiment=copy_task", "data=text", "data.paths=a.txt"], "the copy task brings its own data"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_answered_with_what_to_type_instead(overrides: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=re.escape(words)) as caught:
+        compose(overrides)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["2026", "1", "0", "1e5", "1_000", "007", "1.50", "inf"])
+def test_a_name_may_look_like_a_number(name: str) -> None:
+    assert compose([f"study={name}", f"logger.project={name}"]).study == name
+    data = compose(["data=text", f"data.paths=[{name},b.txt]"]).data
+    assert isinstance(data, TextData)
+    assert data.paths == [name, "b.txt"]
+    revised = compose(["data=tinystories", f"data.revision={name}", f"data.name='{name}'"]).data
+    assert isinstance(revised, HubData)
+    assert (revised.revision, revised.name) == (name, name)
+    with pytest.raises(UserError, match=f"ffn={name} is unknown"):
+        compose([f"ffn={name}"])
+
+
+def test_an_experiment_file_may_name_a_study_by_a_number(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "2026.yaml").write_text("# @package _global_\nstudy: 2026\nlogger: {project: 7}\n")
+    cfg = compose(["experiment=2026"], tmp_path)
+    assert isinstance(cfg.logger, WandbConfig)
+    assert (cfg.study, cfg.logger.project) == ("2026", "7")
+
+
+OWN_BLOCK = """
+from __future__ import annotations
+from functools import wraps
+from typing import TYPE_CHECKING
+from torch import nn
+if TYPE_CHECKING:
+    from somewhere import Size
+
+def noted(init):
+    @wraps(init)
+    def both(*args, **options): init(*args, **options)
+    return both
+
+class Named(nn.Module):
+    def __init__(this, d_model, d_ff, /, width: int = 2): super().__init__()
+
+class Wrapped(nn.Module):
+    @noted
+    def __init__(module, d_model, d_ff, width: int = 2): super().__init__()
+
+class Annotated(nn.Module):
+    def __init__(self, d_model: Size, d_ff: Size, width: int = 2): super().__init__()
+"""
+
+
+@pytest.mark.parametrize("block", ["Named", "Wrapped", "Annotated"])
+def test_a_block_of_ones_own_may_be_written_in_any_style(
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_styles.py").write_text(OWN_BLOCK)
+    (tmp_path / "ffn").mkdir()
+    (tmp_path / "ffn" / "mine.yaml").write_text(f"_target_: own_styles.{block}\nwidth: 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_styles", raising=False)
+    assert compose(["ffn=mine"], tmp_path).ffn.options == {"width": 3}
+    with pytest.raises(UserError, match=rf"{block} has no option 'wdith' \(options: width\)"):
+        compose(["ffn=mine", "+ffn.wdith=3"], tmp_path)
+
+
+def test_a_number_stays_one_where_it_is_asked_for() -> None:
+    words = [
+        "seed=3",
+        "optim.lr=1e-3",
+        "ffn=swish",
+        "ffn.beta=2",
+        "data=copy",
+        "data.length=4",
+        "study=a",
+        "~optim.eps",
+    ]
+    assert as_names(words) == words
+
+
+def test_runs_and_studies_called_by_numbers(tiny: list[str], tmp_path: Path, run_script: Run) -> None:
+    for words in (["hydra.run.dir=1e5"], ["resume=1e5"], ["study=2026"], ["-m", "study=2026", "hydra/launcher=basic"]):
+        done = run_script("train.py", *([] if "resume=1e5" in words else tiny), *words)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "1e5" / "result.json").exists()
+    assert [path.name for path in (tmp_path / "outputs").iterdir()] == ["2026"]
+
+
+def test_a_run_directory_whose_name_hydra_would_fill_in(tiny: list[str], tmp_path: Path, run_script: Run) -> None:
+    assert run_script("train.py", *tiny, override("hydra.run.dir", "of-${x}")).returncode == 0
+    assert (tmp_path / "of-${x}" / "result.json").exists()
+    again = run_script("train.py", override("resume", "of-${x}"))
+    assert "of-${x} is finished already" in again.stdout
+
+
+FOLDERS = [
+    "a b",
+    "it's",
+    'say "x"',
+    "a,b",
+    "$HOME",
+    "${x}",
+    "{a}",
+    "k=v",
+    "back\\slash",
+    "\\",
+    "Öl ü",
+    "[x]",
+    "'\\${x}\"",
+]
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_of_groups_may_have_any_name(name: str, tmp_path: Path) -> None:
+    own = tmp_path / name / "groups" / "ffn"
+    own.mkdir(parents=True)
+    shutil.copy(CONF / "ffn" / "gelu.yaml", own / "mine.yaml")
+    assert compose(["ffn=mine"], own.parent).ffn.name == "mine"
+    assert compose_sweep(["ffn=mine,gelu"], str(own.parent)).jobs == [["ffn=mine"], ["ffn=gelu"]]
+
+
+def test_the_shell_completes_keys_and_choices(run_script: Run) -> None:
+    installed = run_script("train.py", "-sc", "install=bash")
+    assert (installed.returncode, installed.stderr) == (0, "")
+    python = shlex.quote(str(Path(sys.executable).parent))
+    ask = """COMP_WORDS=($COMP_LINE) COMP_CWORD=$((${#COMP_WORDS[@]} - 1)) COMP_POINT=${#COMP_LINE}
+    hydra_bash_completion; echo "${COMPREPLY[@]}" """
+    lines = {"ffn=sw": "ffn=swiglu ffn=swish", "ffn=swish ffn.be": "ffn.beta=", "-m data=te": "data=text"}
+    script = [f"PATH={python}:$PATH; cd {shlex.quote(str(ROOT))}", installed.stdout]
+    script += [f"COMP_LINE='python train.py {line}'; {ask}" for line in lines]
+    done = subprocess.run(["bash", "-c", "\n".join(script)], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == list(lines.values())
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("stderr_too", [False, True])
+def test_a_reader_that_leaves_while_there_is_work_is_no_crash(stderr_too: bool) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    body = "from ffnlab import cli; cli._main = lambda: print('plan'); cli.sys.exit(cli.main())"
+    errors = writing if stderr_too else subprocess.PIPE
+    done = subprocess.run([sys.executable, "-u", "-c", body], stdout=writing, stderr=errors, timeout=120, check=False)
+    os.close(writing)
+    assert done.returncode == 128 + signal.SIGPIPE
+    assert stderr_too or done.stderr == b"stopped: what reads the output has ended; the same command goes on\n"
+
+
+def test_a_broken_pipe_of_anything_else_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> int:
+        raise BrokenPipeError("a worker's")
+
+    monkeypatch.setattr(cli, "_main", broken)
+    with pytest.raises(BrokenPipeError, match="a worker's"):
+        cli.main()
 
 
 def test_whole_floats_are_whole_numbers() -> None:

@@ -61,13 +61,16 @@ def check_options(cls: type[nn.Module], options: Mapping[str, Any]) -> None:
     Raises:
         ValueError: an option the constructor does not take, one it needs, or a value of the wrong type.
     """
-    parameters = dict(inspect.signature(cls.__init__).parameters)
-    names = [name for name in parameters if name != "self"]
+    parameters = inspect.signature(cls).parameters
+    names = list(parameters)
     if names[:2] != ["d_model", "d_ff"]:
         raise ValueError(
             f"{cls.__name__} must be built as {cls.__name__}(d_model, d_ff, ...), not ({', '.join(names)})"
         )
-    hints = typing.get_type_hints(cls.__init__)
+    try:
+        hints = typing.get_type_hints(cls.__init__)
+    except NameError:  # names that are there for a type checker alone
+        hints = {}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for name, value in options.items():
         if name in ("d_model", "d_ff") or (name not in parameters and not takes_any):
