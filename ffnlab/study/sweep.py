@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig
 
+from ffnlab.call import override
 from ffnlab.composition import Sweep, compose_job, compose_sweep
 from ffnlab.config import STUDY_KEYS, StudyConfig, from_hydra, study_from_hydra
 from ffnlab.errors import UserError
@@ -36,6 +37,10 @@ def take_apart(overrides: list[str], config_dir: str | None, several: bool) -> t
     swept = [o for o in sweep.typed if o.startswith("experiment=") and "," in o]
     if swept:
         raise UserError(f"{swept[0]}: one experiment is one study; run them one after the other")
+    for key in ("study", "resume", *STUDY_KEYS):
+        values = {o.partition("=")[2]: None for job in sweep.jobs for o in job if re.match(rf"\+*{key}=", o)}
+        if len(values) > 1:
+            raise UserError(f"{key}={','.join(values)}: one command is one study, and has one {key}")
     return sweep, study_from_hydra(sweep.master)
 
 
@@ -44,7 +49,9 @@ def study_name(cfg: DictConfig, typed: Sequence[str]) -> str:
 
     ``experiment=glu_variants`` alone is ``glu_variants``; anything more adds four digits of a hash of it.
     """
-    if cfg.study:
+    if isinstance(cfg.get("study"), bool | float):
+        raise UserError(f"study must be a name, not {str(cfg.study).lower()}; in a YAML file a name can be quoted")
+    if cfg.get("study"):
         return str(cfg.study)
     experiment = str(cfg.hydra.runtime.choices.get("experiment") or "none")
     parts = sorted(o for o in typed if not NOT_NAMING.match(o))
@@ -66,9 +73,9 @@ def make_cells(jobs: Sequence[Sequence[str]], study: str, config_dir: str | None
     cells: dict[str, Cell] = {}
     problems: dict[str, None] = {}
     for job in jobs:
-        overrides = [o for o in job if not re.match(rf"^({'|'.join(STUDY_KEYS)}|study)=", o)]
+        overrides = [o for o in job if not re.match(rf"[+~]*({'|'.join(STUDY_KEYS)}|study)=", o)]
         try:
-            composed = compose_job([*overrides, f"study={study}"], config_dir)
+            composed = compose_job([*overrides, override("study", study)], config_dir)
             cfg = from_hydra(composed.cfg, composed.choices.get("ffn"))
         except UserError as error:
             problems.update(dict.fromkeys(str(error).splitlines()))

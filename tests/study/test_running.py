@@ -19,8 +19,9 @@ from ffnlab.errors import UserError
 from ffnlab.study.cells import Cell, State, cell_lock, cell_name, is_running, look, put_aside
 from ffnlab.study.manifest import declare, update_cell
 from ffnlab.study.runner import _launch_all, run_study
-from ffnlab.study.sweep import make_cells
+from ffnlab.study.sweep import make_cells, take_apart
 
+TINY_BUT_BATCH = [word for word in TINY if not word.startswith(("train.batch_size", "optim.warmup"))]
 STUDY = [BASIC, "ffn=relu,swiglu", "seed=0,1", "study=s", *TINY]
 
 
@@ -267,6 +268,16 @@ def test_a_cell_that_cannot_run_stops_the_study_before_it_starts(own_block: Path
         (["study=a/b"], "study"),
         (["experiment=zero_init,swish_beta"], "one experiment is one study"),
         (["hydra/sweeper=nope"], "hydra/sweeper=nope is unknown"),
+        (["study=foo,bar"], "study=foo,bar: one command is one study, and has one study"),
+        (["++study=foo,bar"], "study=foo,bar: one command"),
+        (["baseline=relu,gelu"], "baseline=relu,gelu: one command is one study, and has one baseline"),
+        (["analysis=choice(paired,unpaired)"], "analysis=paired,unpaired: one command"),
+        (["resume=a,b"], "resume=a,b: one command"),
+        (["study=true"], "study must be a name, not true"),
+        (["~baseline"], "~baseline takes nothing away: baseline is null already"),
+        (["~sweeper"], "there is no such key"),
+        (['+hydra.sweeper.params.seed="0,1"'], "hydra.sweeper.params is for experiment files: write -m seed=0,1"),
+        (['hydra.sweeper.params={ffn:"relu,gelu"}'], "hydra.sweeper.params is for experiment files"),
     ],
 )
 def test_mistakes_are_said_before_anything_starts(folder: Path, extra: list[str], message: str) -> None:
@@ -274,6 +285,18 @@ def test_mistakes_are_said_before_anything_starts(folder: Path, extra: list[str]
     with pytest.raises(UserError, match=re.escape(message)):
         run_study([BASIC, "seed=0", *base, *extra])
     assert not (folder / "outputs").exists()
+
+
+def test_a_key_of_a_study_that_is_taken_away_is_the_default_again(folder: Path) -> None:
+    sweep, settings = take_apart(["experiment=lr_sensitivity", "~kind", "~fresh_seeds", "seed=0", *TINY], None, True)
+    assert (settings.kind, settings.fresh_seeds) == (None, None)
+    assert len(make_cells(sweep.jobs, "1e5", None)) == 3 * 4
+    assert make_cells(sweep.jobs[:1], "1e5", None)[0].cfg.study == "1e5"
+
+
+def test_a_value_that_follows_a_swept_one_does_so_in_each_cell(folder: Path) -> None:
+    sweep, _ = take_apart(["optim.warmup=${train.batch_size}", "train.batch_size=4,8", *TINY_BUT_BATCH], None, True)
+    assert [cell.cfg.optim.warmup for cell in make_cells(sweep.jobs, "s", None)] == [4, 8]
 
 
 def test_what_was_declared_cannot_change_once_there_are_results(study: Path) -> None:
