@@ -15,7 +15,7 @@ import pytest
 from ffnlab import cli
 from ffnlab.arguments import as_names
 from ffnlab.call import CONF, ROOT, override
-from ffnlab.composition import compose_sweep
+from ffnlab.composition import compose_job, compose_sweep
 from ffnlab.config import WandbConfig, compose
 from ffnlab.data.config import HubData, TextData
 from ffnlab.errors import UserError
@@ -417,3 +417,35 @@ def test_sample_refuses_what_is_no_run(tmp_path: Path, run_script: Run) -> None:
     done = run_script("scripts/sample.py", "nowhere")
     assert done.returncode == 1
     assert "nowhere is no run directory" in done.stderr
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a block of one's own, in which the command is typed."""
+    (tmp_path / "conf" / "ffn").mkdir(parents=True)
+    (tmp_path / "conf" / "ffn" / "mine.yaml").write_text("_target_: ffnlab.ffn.DenseFFN\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "conf"
+
+
+def test_a_forgotten_config_dir_is_named(own: Path) -> None:
+    with pytest.raises(UserError, match=r"ffn=mine is unknown, but conf/ffn/mine.yaml is here: add --config-dir conf"):
+        compose_job(["ffn=mine"])
+    assert compose_job(["ffn=mine"], str(own)).choices["ffn"] == "mine"
+    with pytest.raises(UserError, match=r"ffn=mina is unknown \(did you mean mine"):
+        compose_job(["ffn=mina"], str(own))
+
+
+def test_a_choice_that_hides_behind_one_of_ours_is_refused(own: Path) -> None:
+    theirs = own / "ffn" / "swiglu.yaml"
+    theirs.write_text("_target_: mine.SwiGLU\n")
+    with pytest.raises(UserError, match=rf"ffn=swiglu is one of ffnlab's own, which would be taken: rename {theirs}"):
+        compose_job(["ffn=swiglu"], str(own))
+    compose_job(["ffn=mine"], str(own))  # nobody is in doubt about this one
+    theirs.write_bytes((CONF / "ffn" / "swiglu.yaml").read_bytes())
+    compose_job(["ffn=swiglu"], str(own))  # nor about a copy
+
+
+def test_an_option_that_a_block_of_ones_own_does_not_list(own: Path) -> None:
+    with pytest.raises(UserError, match=rf"has the options that its YAML lists: add bias to {own}/ffn/mine.yaml"):
+        compose_job(["ffn=mine", "ffn.bias=true"], str(own))

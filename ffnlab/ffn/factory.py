@@ -23,13 +23,17 @@ def locate(target: str) -> type[nn.Module]:
     if not module_name:
         raise ValueError(f"_target_ '{target}' must be a dotted path, package.module.ClassName")
     try:
-        cls = getattr(importlib.import_module(module_name), class_name)
+        module = importlib.import_module(module_name)
+        cls = getattr(module, class_name)
     except ImportError as error:
         raise ValueError(
             f"_target_ '{target}' cannot be imported: {error}. Is its folder on PYTHONPATH, or the current directory?"
         ) from error
     except AttributeError:
-        raise ValueError(f"_target_ '{target}': module {module_name} has no {class_name}") from None
+        raise ValueError(
+            f"_target_ '{target}': {getattr(module, '__file__', None) or module_name} has no {class_name}. If that is "
+            "not the file you mean, put the folder of yours on PYTHONPATH"
+        ) from None
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
         raise ValueError(f"_target_ '{target}' must be a torch.nn.Module class")
     return cls

