@@ -120,7 +120,7 @@ def as_names(overrides: Sequence[str]) -> list[str]:
 
 
 def _as_names(word: str) -> str:
-    from ffnlab.config import text_keys
+    from ffnlab.run_config import text_keys
 
     key, equals, value = word.partition("=")
     bare = key.lstrip("+")
