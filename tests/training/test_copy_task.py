@@ -208,7 +208,7 @@ def test_a_step_that_overflows_is_not_finite(tmp_path: Path) -> None:
 
 
 def test_a_goal_without_the_copy_task_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="copy_task is the goal of data=copy alone"):
+    with pytest.raises(UserError, match="the copy task brings its own data"):
         run(tmp_path / "run", "data=text", "data.paths=README.md", "~data.generalise")
     assert not (tmp_path / "run").exists()
 
