@@ -36,6 +36,10 @@ def read_arguments(words: Sequence[str]) -> argparse.Namespace:
             f"{option} is not used here: a run starts from conf/train.yaml; give a folder of your own choices "
             "(FOLDER/ffn/mine.yaml, FOLDER/experiment/mine.yaml) with --config-dir FOLDER"
         )
+    given = {"-m": args.multirun, "--cfg": args.cfg, "--info": args.info, "--shell-completion": args.shell_completion}
+    modes = [option for option, value in given.items() if value]
+    if len(modes) > 1:
+        raise UserError(f"{' and '.join(modes)} do not go together: leave out all but one")
     if args.experimental_rerun:
         raise UserError("--experimental-rerun is not used here: go on with a run by resume=RUN_DIR")
     if args.shell_completion:

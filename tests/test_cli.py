@@ -68,6 +68,7 @@ CASES = [
     (["--config-path", "x"], "--config-path is not used here"),
     (["--config-dir", "nowhere"], "--config-dir nowhere: there is no such folder"),
     (["--cfg", "jobs"], "invalid choice: 'jobs'"),
+    (["--cfg", "job", "-m", "seed=0,1"], "-m and --cfg do not go together"),
     (["--cfg", "job", "ffn=swiglue"], "did you mean swiglu?"),
     (["swiglu"], "write ffn=swiglu"),
     (["ffn", "=", "gelu"], "write ffn=CHOICE, without spaces around ="),
